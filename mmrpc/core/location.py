@@ -1,0 +1,135 @@
+"""Where the bytes of a tensor are: pure data, and the seam that finds them.
+
+A location is what a reference carries instead of bytes. Which local file a received location
+means, and whether this node may open it, is a `Resolver`'s to say: `core` has one that serves
+a single host, `init_rpc` installs the one of the cluster.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mmrpc.core.mapping import Mapping
+
+
+class Mode(enum.StrEnum):
+    """How a file is mapped."""
+
+    READ = "r"
+    """Copy-on-write: writes stay in this process."""
+    WRITE = "r+"
+    """Shared: writes reach the file and everyone who maps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Which file it is, rather than what it is called.
+
+    Device and inode alone do not do: a deleted file's pair is given to the next one created.
+
+    Attributes:
+        device: ``st_dev``; means something on one host only.
+        inode: ``st_ino``.
+        generation: What tells two users of one inode apart: ``h`` and the file handle of
+            `name_to_handle_at(2)`, else ``b`` and the birth time in nanoseconds, else ``c`` and
+            the time of the last change with the size, which is weak.
+    """
+
+    device: int
+    inode: int
+    generation: bytes
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether a file that takes over the inode is certain to differ."""
+        return not self.generation.startswith(b"c")
+
+
+@dataclass(frozen=True, slots=True)
+class FileLocation:
+    """A file, by its absolute path on one host.
+
+    Attributes:
+        host: `mmrpc.core.host.host_id()` of the host.
+        path: Absolute path there.
+        identity: The file that was meant.
+    """
+
+    host: str
+    path: str
+    identity: FileIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLocation:
+    """A piece of anonymous memory, by a descriptor of the process that owns it.
+
+    Attributes:
+        host: `mmrpc.core.host.memory_host_id()` of the host; PIDs mean something there only.
+        pid: The owner.
+        started: Start time of the owner in clock ticks since boot, since PIDs are reused.
+        fd: Descriptor number in the owner.
+        inode: Inode of the memory file, to know that the descriptor still is that one.
+    """
+
+    host: str
+    pid: int
+    started: int
+    fd: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class MountLocation:
+    """A file, by its place in a named mount that each node has somewhere.
+
+    Attributes:
+        mount: Name of the mount in the cluster's config.
+        path: Relative path in it, with ``/`` between its parts.
+        host: `host_id()` of the sender: there, `identity` holds in full.
+        identity: The file that was meant.
+        size_bytes: Size when the reference was made.
+        content: Identity of the content where the file's own does not compare between
+            nodes: ``sha256:…``, an ETag or a version, or empty.
+    """
+
+    mount: str
+    path: str
+    host: str
+    identity: FileIdentity
+    size_bytes: int
+    content: str = ""
+
+
+Location = FileLocation | MemoryLocation | MountLocation
+
+
+class Resolver(Protocol):
+    """Turns what is mapped here into a location, and a received location into what is mapped."""
+
+    @property
+    def node(self) -> str | None:
+        """Name of this node (or worker) for errors."""
+
+    def locate(self, mapping: Mapping) -> Location:
+        """Says where a mapping's bytes are, for others.
+
+        Raises:
+            NotSharedError: If nobody else can reach them.
+            StaleReferenceError: If the path no longer names the mapped file.
+        """
+
+    def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
+        """Gives the live mapping of a location, opened and checked, or reused and checked.
+
+        Args:
+            location: What was received. Nothing in it may be trusted.
+            mode: How to map it.
+            needed_bytes: Bytes that it must at least have.
+
+        Raises:
+            PathError: The subclass that fits; nothing was created or changed.
+        """
