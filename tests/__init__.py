@@ -1,0 +1,1 @@
+"""Tests of mmrpc. A package, so that no other `tests` on the path can take its name."""
