@@ -9,15 +9,15 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
+import pytest
+
+from tests.needs import REQUIRE_ALL, missing
+
 # Before torch is imported anywhere: its compile workers would outlive the test that made them.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Inherited by all that a test starts, so that also orphans can be told from other people's.
 _RUN_MARK = f"MMRPC_TEST_RUN={os.getpid()}"
 os.environ["MMRPC_TEST_RUN"] = str(os.getpid())
-
-import pytest
-
-from tests.needs import REQUIRE_ALL, missing
 
 _LASTING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 _SHM = "/dev/shm"
