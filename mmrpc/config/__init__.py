@@ -1,6 +1,7 @@
 """A cluster as one checked description: nodes, mounts, roles, and how they talk."""
 
 from mmrpc.config.cluster import ClusterConfig, Worker, config_hash
+from mmrpc.config.loading import load_config, parse_config
 from mmrpc.config.models import (
     LaunchConfig,
     LogsConfig,
@@ -11,6 +12,8 @@ from mmrpc.config.models import (
     RpcConfig,
     SshConfig,
 )
+from mmrpc.config.node import resolve_node
+from mmrpc.config.show import Setting, json_schema, settings
 
 __all__ = [
     "ClusterConfig",
@@ -21,7 +24,13 @@ __all__ = [
     "NodeConfig",
     "RoleConfig",
     "RpcConfig",
+    "Setting",
     "SshConfig",
     "Worker",
     "config_hash",
+    "json_schema",
+    "load_config",
+    "parse_config",
+    "resolve_node",
+    "settings",
 ]

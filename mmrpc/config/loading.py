@@ -1,0 +1,142 @@
+"""A config file, with ``--set``, to a checked `ClusterConfig`, or one `ConfigError`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from mmrpc.config.cluster import ClusterConfig
+from mmrpc.config.origin import Origin, Place
+from mmrpc.config.overrides import apply_sets
+from mmrpc.config.sources import parse_text
+from mmrpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mmrpc.config.origin import Key
+    from mmrpc.config.sources import Places, Tree
+
+_KINDS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    set: Iterable[str] = (),
+) -> ClusterConfig:
+    """Loads and checks a config: defaults, then the file, then ``set``.
+
+    Args:
+        path: A ``.yaml``, ``.json`` or ``.toml`` file.
+        set: ``dotted.key=value`` texts, as of ``--set``; the values are YAML.
+
+    Raises:
+        ConfigError: With file, line, column and key of the first problem, and all of them in its
+            text.
+    """
+    file = os.fspath(path)
+    kind = _KINDS.get(os.path.splitext(file)[1].lower())
+    if kind is None:
+        raise ConfigError(
+            "the kind of this file is not known", file=file, hint="Name it .yaml, .json or .toml."
+        )
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"it cannot be read: {reason}", file=file) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"it is not UTF-8 at byte {error.start}", file=file) from None
+    tree, places = parse_text(text, file, kind)
+    return _build(tree, places, set, file)
+
+
+def parse_config(
+    tree: Mapping[str, Any],
+    set: Iterable[str] = (),
+) -> ClusterConfig:
+    """Checks a config given as nested dicts; like `load_config`, without a file.
+
+    Raises:
+        ConfigError: With the key of the first problem, and all of them in its text.
+    """
+    return _build(_copy(tree), {}, set, None)
+
+
+def _copy(node: Any) -> Any:
+    """Copies the containers only, as ``--set`` changes them."""
+    if hasattr(node, "items"):
+        return {key: _copy(value) for key, value in node.items()}
+    return [_copy(item) for item in node] if isinstance(node, list | tuple) else node
+
+
+def _build(tree: Tree, places: Places, settings: Iterable[str], file: str | None) -> ClusterConfig:
+    apply_sets(tree, places, settings)
+    origin = Origin(file, places)
+    try:
+        cluster = ClusterConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _convert(error, origin) from None
+    cluster._origin = origin
+    return cluster
+
+
+def _convert(error: ValidationError, origin: Origin) -> ConfigError:
+    """Makes one error of all that pydantic found, in the order of the file."""
+    problems: list[tuple[Key, str]] = []
+    for detail in error.errors(include_url=False, include_input=False):
+        key = tuple(str(part) for part in detail["loc"] if part != "[key]")
+        nested = detail.get("ctx", {}).get("problems")
+        if nested:
+            problems += [(tuple(inner), text) for inner, text in nested]
+        else:
+            problems.append((key, _describe(detail["type"], detail["msg"], key)))
+    located = [(origin.find(key), key, text) for key, text in problems]
+    located.sort(key=lambda item: _order(item[0]))
+    place, key, reason = located[0]
+    others = "".join(
+        f"\n  and {where}: {'.'.join(other)}: {text}"
+        if where
+        else f"\n  and {'.'.join(other)}: {text}"
+        for where, other, text in located[1:]
+    )
+    return ConfigError(
+        reason + others,
+        file=place.file if place else None,
+        line=place.line if place else None,
+        column=place.column if place else None,
+        key=".".join(key) or None,
+    )
+
+
+def _order(place: Place | None) -> tuple[int, int]:
+    return (place.line or 0, place.column or 0) if place else (0, 0)
+
+
+def _describe(kind: str, message: str, key: Key) -> str:
+    if kind == "extra_forbidden":
+        valid = _valid_keys(key[:-1])
+        near = difflib.get_close_matches(key[-1], valid, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {key[-1]!r} (valid: {', '.join(valid)}){meant}"
+    if kind == "missing":
+        return "this is required"
+    if kind in ("model_type", "model_attributes_type", "mapping_type", "dict_type"):
+        return "this should be a mapping"
+    text = message.removeprefix("Value error, ").replace("Input should be", "this should be")
+    return text[:1].lower() + text[1:] if text[:2].istitle() else text
+
+
+def _valid_keys(key: Key) -> list[str]:
+    """Gives the keys of the model at a place in the tree."""
+    kind: Any = ClusterConfig
+    for name in key:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = kind.model_fields[name].annotation
+        else:
+            kind = get_args(kind)[-1] if get_origin(kind) else None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
