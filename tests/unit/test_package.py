@@ -1,0 +1,158 @@
+"""The package as a whole: public names, what importing costs, and which room knows which."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmrpc
+
+ROOT = Path(mmrpc.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+)
+PUBLIC = {
+    "MemoryMappedTensor",
+    "TensorRef",
+    "__version__",
+    "errors",
+    "load_tree",
+    "open",
+    "ref",
+    "save_tree",
+}
+LIGHT = [name for name in MODULES if name.startswith(("mmrpc.core", "mmrpc.rpc"))]
+HEAVY = {"aiohttp", "asyncssh", "fsspec", "numpy", "pydantic", "rich", "ruamel", "s3fs", "sshfs"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names of the modules that a fresh interpreter holds after a statement."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def source(module: str) -> str:
+    """Text of a module."""
+    path = ROOT.parent / Path(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+
+
+def imports_at_top(module: str) -> set[str]:
+    """Absolute names that importing a module imports, apart from those for type checkers."""
+    tree = ast.parse(source(module))
+    found: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        todo += ast.iter_child_nodes(node)
+    return found
+
+
+def test_public_list_is_what_is_promised() -> None:
+    """The public list changes on purpose only."""
+    assert set(mmrpc.__all__) == PUBLIC
+    assert set(dir(mmrpc)) == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_name_is_importable(name: str) -> None:
+    """Each public name exists, is the one of its module, and stays the same object."""
+    value = getattr(mmrpc, name)
+    assert value is getattr(mmrpc, name)
+    if home := mmrpc._HOME.get(name):
+        assert value is getattr(importlib.import_module(home), name)
+        assert value.__doc__
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name fails as it does for any module."""
+    with pytest.raises(AttributeError, match="module 'mmrpc' has no attribute 'MemmapTensor'"):
+        mmrpc.MemmapTensor  # noqa: B018
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_is_importable_and_says_what_it_is(module: str) -> None:
+    """Every module can be imported on its own and begins with a docstring."""
+    assert importlib.import_module(module).__doc__
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_package_all_is_importable(module: str) -> None:
+    """What a module lists in __all__ is there."""
+    loaded = importlib.import_module(module)
+    for name in getattr(loaded, "__all__", ()):
+        assert hasattr(loaded, name), name
+
+
+def test_import_mmrpc_loads_nothing_else() -> None:
+    """Importing the package alone costs neither torch nor any library."""
+    loaded = loaded_by("import mmrpc, mmrpc.errors")
+    assert not {"torch", *HEAVY} & loaded
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from mmrpc import MemoryMappedTensor, TensorRef, ref",
+        "from mmrpc import MemoryMappedTensor as M; M.zeros(3)[1:].ref().to_json()",
+        "import mmrpc.rpc",
+    ],
+)
+def test_import_costs_what_torch_costs(statement: str) -> None:
+    """The core and RPC load nothing heavy that `import torch` does not load."""
+    torch_alone = loaded_by("import torch, torch.distributed.rpc")
+    extra = loaded_by(statement) - torch_alone
+    assert not {name for name in extra if name.split(".")[0] in HEAVY}
+    assert not {name for name in extra if name.startswith(("torch._dynamo", "torch._inductor"))}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if not m.startswith("mmrpc.rpc")])
+def test_rpc_stays_behind_its_room(module: str) -> None:
+    """Only mmrpc.rpc imports torch's RPC, so that the transport can be replaced."""
+    allowed = module.startswith(("mmrpc.testing", "mmrpc.launch", "mmrpc.train", "mmrpc.data"))
+    assert allowed or not {n for n in imports_at_top(module) if n.startswith("torch.distributed")}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_heavy_libraries_wait(module: str) -> None:
+    """The core and RPC import a heavy library in a function, when it is needed."""
+    assert not {name for name in imports_at_top(module) if name.split(".")[0] in HEAVY}
+
+
+def test_arrows_point_one_way() -> None:
+    """import-linter finds the contracts of pyproject.toml kept."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_stay_small(module: str) -> None:
+    """A file that passes 500 lines holds more than one idea."""
+    assert len(source(module).splitlines()) <= 500
