@@ -1,0 +1,298 @@
+"""The launcher: starts an agent per node, then the gang, and sees it to its end.
+
+All that happens comes through one queue: what agents say, the end of a channel, a signal. The
+first thing that goes wrong decides the outcome; what follows from it is only cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from mmrpc.config import ClusterConfig
+from mmrpc.errors import LaunchError
+from mmrpc.launch import causes, logs, messages, plan, reach, slurm, status
+from mmrpc.launch.channel import Channel, Ended, Noise
+from mmrpc.launch.console import Console
+from mmrpc.launch.plan import Run
+
+_CLOSE_S = 8.0
+"""How long an agent may take to end after its gang has: its guard looks around once more."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Interrupted(Exception):  # noqa: N818
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Launcher:
+    """One launch of one cluster; use once, on the main thread.
+
+    Args:
+        cluster: The resolved config.
+        arguments: Appended to each worker's command line.
+        check_only: Whether to stop before any worker is started, and to write nothing.
+
+    Attributes:
+        run: What is run.
+    """
+
+    def __init__(
+        self, cluster: ClusterConfig, arguments: tuple[str, ...] = (), *, check_only: bool = False
+    ) -> None:
+        self._slurm_nodes: dict[str, str] = {}
+        if cluster.launch.via == "slurm":
+            cluster, self._slurm_nodes = slurm.place(cluster)
+        self._check_only = check_only
+        self.run = Run(
+            cluster, uuid.uuid4().hex, logs.run_name(cluster.name), arguments, cwd=os.getcwd()
+        )
+        self._workers = {worker.name: worker for worker in cluster.workers()}
+        self._console = Console([*self._workers, *self.run.nodes()])
+        self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._channels: dict[str, Channel] = {}
+        self._ended: set[str] = set()
+        self._stopped: set[str] = set()
+        self._ready: dict[str, messages.Ready] = {}
+        self._exits: dict[str, int] = {}
+        self._port: int | None = None
+        self._started: set[str] = set()
+        self._document: dict[str, Any] = {}
+
+    def launch(self) -> None:
+        """Runs the job to its end.
+
+        Raises:
+            LaunchError: If it failed, or was interrupted; `exit_code` is the launcher's.
+        """
+        if not self._workers:
+            raise LaunchError("no role has a worker", hint="Give the config some roles.")
+        if not self._check_only:
+            self._open_directory()
+        with _signals_to(self._events):
+            try:
+                self._start_agents()
+                self._run_attempts()
+            except _Interrupted as interrupt:
+                error = causes.interrupted(interrupt.number)
+                self._finish(error)
+                raise error from None
+            except LaunchError as error:
+                self._finish(error)
+                raise
+            except BrokenPipeError:
+                error = causes.interrupted(signal.SIGPIPE)
+                self._finish(error)
+                raise error from None
+            except BaseException:
+                self._finish(LaunchError("the launcher failed", exit_code=1))
+                raise
+            self._finish(None)
+
+    def _open_directory(self) -> None:
+        name = self.run.name
+        for number in range(1, 1000):
+            directory = self.run.directory()
+            try:
+                os.makedirs(os.path.dirname(directory), exist_ok=True)
+                os.mkdir(directory)
+                break
+            except FileExistsError:
+                self.run = Run(
+                    self.run.cluster,
+                    self.run.run_id,
+                    f"{name}-{number + 1}",
+                    self.run.arguments,
+                    self.run.cwd,
+                )
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot make the log directory {directory!r}: {error.strerror}",
+                    hint="Set logs.dir.",
+                ) from None
+        config = self.run.cluster.model_dump(mode="json")
+        status.write_atomically(os.path.join(directory, plan.CLUSTER_FILE), config)
+        self._document = {
+            "name": self.run.cluster.name,
+            "run_id": self.run.run_id,
+            "state": "starting",
+            "exit_code": None,
+            "cause": None,
+            "by": status.author(),
+            "started_s": time.time(),
+            "nodes": {},
+        }
+        self._publish("starting")
+        self._console.say(f"logs in {directory}")
+        self._console.say(plan.table(list(self._workers.values()), self.run.cluster))
+
+    def _start_agents(self) -> None:
+        cluster = self.run.cluster
+        config = cluster.model_dump(mode="json")
+        for node in self.run.nodes():
+            command = reach.command(cluster, node, self._slurm_nodes)
+            try:
+                self._channels[node] = Channel(node, command, self._events)
+            except OSError as error:
+                raise causes.cannot_run(node, command[0], error, cluster) from None
+        for node, channel in self._channels.items():
+            run = self.run
+            channel.send(
+                messages.Setup(
+                    config, node, run.run_id, run.name, list(run.arguments), run.cwd,
+                    self._check_only,
+                )
+            )
+        timeout_s = cluster.launch.start_timeout_s
+        if not self._pump(lambda: self._ready.keys() >= self._channels.keys(), timeout_s):
+            raise causes.absent(sorted(self._channels.keys() - self._ready.keys()), timeout_s)
+        causes.raise_problems({node: ready.problems for node, ready in self._ready.items()})
+
+    def _run_attempts(self) -> None:
+        if self._check_only:
+            return
+        restarts = self.run.cluster.launch.max_restarts
+        for attempt in range(restarts + 1):
+            try:
+                self._run_gang(attempt)
+                return
+            except LaunchError as error:
+                # Without its agent a node cannot take part in another attempt.
+                if error.worker is None or attempt == restarts:
+                    raise
+                self._console.say(causes.screen(error))
+                self._stop_gang()
+                if self._ended:
+                    raise
+                self._console.say(f"restarting all workers: {attempt + 1} of {restarts}")
+
+    def _run_gang(self, attempt: int) -> None:
+        cluster = self.run.cluster
+        self._exits, self._port = {}, None
+        self._started, self._stopped = set(), set()
+        master, timeout_s = cluster.master.node, cluster.launch.start_timeout_s
+        self._channels[master].send(messages.Listen())
+        if not self._pump(lambda: self._port is not None, timeout_s):
+            raise causes.absent([master], timeout_s)
+        assert self._port is not None
+        start = messages.Start(attempt, cluster.nodes[master].host, self._port)
+        for channel in self._channels.values():
+            channel.send(start)
+        if not self._pump(lambda: self._started >= self._channels.keys(), timeout_s):
+            raise causes.absent(sorted(self._channels.keys() - self._started), timeout_s)
+        self._publish("running")
+        self._pump(lambda: self._exits.keys() >= self._workers.keys(), None)
+
+    def _pump(self, is_done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Takes events until something holds; gives False if the time is over before."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_done():
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            with contextlib.suppress(queue.Empty):
+                node, event = self._events.get(timeout=left_s)
+                self._take(node, event)
+        return True
+
+    def _take(self, node: str, event: Any) -> None:
+        match event:
+            case int():
+                raise _Interrupted(event)
+            case messages.Line():
+                self._console.line(event.worker, event.text, event.stream)
+            case Noise():
+                self._console.line(node, event.text, "stderr")
+            case messages.Status():
+                self._document["nodes"][node] = event.document
+                self._publish(self._document["state"])
+            case messages.Ready():
+                self._ready[node] = event
+            case messages.Listening():
+                self._port = event.port
+            case messages.Started():
+                self._started.add(node)
+            case messages.Stopped():
+                self._stopped.add(node)
+                if event.survivors:
+                    self._console.say(causes.survivors(node, event.survivors))
+            case messages.Exited():
+                self._exits[event.worker] = event.exit_code
+                if event.exit_code:
+                    raise causes.worker_failed(node, event)
+            case messages.Failed():
+                raise LaunchError(event.reason, node=node, hint=event.hint, exit_code=1)
+            case Ended():
+                self._ended.add(node)
+                raise causes.agent_ended(node, event, self.run.cluster, node in self._ready)
+
+    def _stop_gang(self) -> None:
+        """Has every agent end its workers; what goes wrong now follows from what went before."""
+        grace_s = self.run.cluster.launch.grace_s
+        for channel in self._channels.values():
+            channel.send(messages.Stop(grace_s))
+        deadline = time.monotonic() + grace_s + _CLOSE_S
+        while not (self._stopped | self._ended) >= self._channels.keys():
+            try:
+                if not self._pump(
+                    lambda: (self._stopped | self._ended) >= self._channels.keys(),
+                    deadline - time.monotonic(),
+                ):
+                    return
+            except (_Interrupted, BrokenPipeError):
+                for channel in self._channels.values():
+                    channel.send(messages.Kill())
+            except LaunchError:
+                continue
+
+    def _finish(self, error: LaunchError | None) -> None:
+        """Ends all agents, and says how it went in the status."""
+        if self._ready:
+            self._stop_gang()
+        for node, channel in self._channels.items():
+            # One that has not even reported may hang anywhere.
+            if not channel.close(_CLOSE_S if node in self._ready else 1.0) and node in self._ready:
+                self._console.say(f"the agent on {node} did not end and was killed")
+        while True:
+            try:
+                self._pump(self._events.empty, 0.1)
+                break
+            except (LaunchError, _Interrupted, BrokenPipeError):
+                continue
+        if self._document:
+            self._document["exit_code"] = error.exit_code if error else 0
+            self._document["cause"] = str(error) if error else None
+            self._publish("failed" if error else "done")
+
+    def _publish(self, state: str) -> None:
+        self._document["state"] = state
+        self._document["updated_s"] = time.time()
+        # A full disk must not end the job.
+        with contextlib.suppress(OSError):
+            status.write_atomically(
+                os.path.join(self.run.directory(), status.STATUS_FILE), self._document
+            )
+
+
+@contextlib.contextmanager
+def _signals_to(events: SimpleQueue[tuple[str, Any]]) -> Iterator[None]:
+    # SimpleQueue.put may be called in a handler, whatever it interrupts.
+    before = {
+        number: signal.signal(number, lambda got, _: events.put(("", got))) for number in _SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,58 @@
+"""The first thing that runs in each worker: ``python -m mmrpc.launch.worker``.
+
+With ``--exec PARENT COMMAND...`` it ties its life to the agent and becomes the command; with
+``module:function ARGS...`` it calls the function. It imports nothing that the job did not ask
+for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Runs what the arguments say; the exit code is the target's."""
+    if sys.argv[1] == "--exec":
+        _become(int(sys.argv[2]), sys.argv[3:])
+    call(sys.argv[1], sys.argv[2:])
+
+
+def _become(parent: int, command: list[str]) -> None:
+    # Kept over exec. It is sent when the *thread* that forked us ends: the agent starts workers
+    # from its main thread, which ends last.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was set
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The agent's channel is not ours to read.
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def call(target: str, arguments: list[str]) -> None:
+    """Imports ``module:function`` and calls it without arguments; `sys.argv` has the rest."""
+    module_name, _, name = target.partition(":")
+    sys.argv = [target, *arguments]
+    function: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        function = getattr(function, part)
+    with contextlib.suppress(KeyboardInterrupt):
+        function()
+        return
+    sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()
