@@ -1,0 +1,47 @@
+"""The README does what it says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.documents import ROOT, programs, run
+
+README = ROOT / "README.md"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("localhost", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.mark.timeout(110)
+def test_example_runs(tmp_path) -> None:
+    """The example is complete, and prints what the shared tensor then holds."""
+    (example,) = programs(README)
+    printed = run(example.replace("29500", str(free_port())), tmp_path)
+    assert printed.split(" ", 1)[0] == "1000000.0"
+    assert printed.strip().endswith(str(tmp_path / "x.mm"))
+
+
+def test_commands_are_targets() -> None:
+    """Every make target that the README names is in the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^    make (\w+)", README.read_text(), re.MULTILINE))
+    assert named
+    assert named <= targets
+
+
+def test_extras_exist() -> None:
+    """Every extra that the README names is in pyproject.toml."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(re.findall(r'"\.\[(\w+)\]"', README.read_text())) <= set(
+        project["optional-dependencies"]
+    )
