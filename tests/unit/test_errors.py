@@ -22,6 +22,7 @@ BUILTIN_BASES = {
     "MmrpcError": RuntimeError,
     "ConfigError": ValueError,
     "LayoutError": ValueError,
+    "UnsupportedTensorError": NotImplementedError,
     "PathNotFoundError": FileNotFoundError,
     "PathExistsError": FileExistsError,
     "PathNotReadableError": PermissionError,
