@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from mmrpc.errors import LaunchError, MmrpcError
@@ -42,7 +43,7 @@ class Agent:
         self._write_lock = threading.Lock()
         self._buffer = b""
         self._selector = selectors.DefaultSelector()
-        self._setup: messages.Setup | None = None
+        self._node = ""
         self._run: Run
         self._plans: list[WorkerPlan] = []
         self._guard: Guard | None = None
@@ -135,7 +136,7 @@ class Agent:
         from mmrpc.config import ClusterConfig
         from mmrpc.launch import preflight
 
-        self._setup = setup
+        self._node = setup.node
         cluster = ClusterConfig.model_validate(setup.config)
         self._run = Run(
             cluster, setup.run_id, setup.run_name, tuple(setup.arguments), cwd=setup.cwd
@@ -159,7 +160,8 @@ class Agent:
         )
 
     def _listen(self) -> None:
-        from torch.distributed import DistNetworkError, TCPStore
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed import DistNetworkError
 
         master = self._run.cluster.master
         self._store = None  # frees the port of the attempt before
@@ -204,7 +206,7 @@ class Agent:
         finally:
             _hear_signals()
         for fd in self._gang.fds:
-            self._selector.register(fd, selectors.EVENT_READ, self._on_exit)
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._on_exit, self._gang))
         now = time.time()
         self._document = {
             "attempt": start.attempt,
@@ -227,10 +229,9 @@ class Agent:
     def _show(self, worker: str, stream: str, text: str) -> None:
         self._send(messages.Line(worker, stream, text))
 
-    def _on_exit(self, fd: int) -> None:
-        assert self._gang is not None
+    def _on_exit(self, gang: Gang, fd: int) -> None:
         self._selector.unregister(fd)
-        self._note(self._gang.reap(fd))
+        self._note(gang.reap(fd))
 
     def _note(self, end: Exit) -> None:
         directory = next(p.directory for p in self._plans if p.worker.name == end.worker)
@@ -270,8 +271,7 @@ class Agent:
         self._send(messages.Stopped({str(pid): command for pid, command in survivors.items()}))
 
     def _publish(self, state: str) -> None:
-        assert self._setup is not None
-        node = self._setup.node
+        node = self._node
         document = {
             **self._document,
             "node": node,

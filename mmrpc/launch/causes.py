@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from mmrpc.config import ClusterConfig
 from mmrpc.errors import LaunchError
-from mmrpc.launch import messages
-from mmrpc.launch.channel import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mmrpc.config import ClusterConfig
+    from mmrpc.launch import messages
+    from mmrpc.launch.channel import Ended
 
 _SSH_FAILED = 255
 _CANNOT_RUN = {126: "it is not executable", 127: "there is no such program"}
@@ -78,7 +82,9 @@ def cannot_run(node: str, program: str, error: OSError, cluster: ClusterConfig) 
         f"cannot run {program!r}: {(error.strerror or str(error)).lower()}",
         node=node,
         exit_code=127 if isinstance(error, FileNotFoundError) else 126,
-        hint=f"Mend nodes.{node}.python." if local else f"launch.via: {cluster.launch.via} needs it.",
+        hint=f"Mend nodes.{node}.python."
+        if local
+        else f"launch.via: {cluster.launch.via} needs it.",
     )
 
 
@@ -112,7 +118,7 @@ def agent_ended(node: str, event: Ended, cluster: ClusterConfig, was_ready: bool
         reason = f"cannot run {python or 'python'!r}: {_CANNOT_RUN[code]}"
         hint = f"Set nodes.{node}.python to an interpreter of that node."
     elif not was_ready and any("No module named" in line for line in event.stderr_tail):
-        reason = f"{python or 'the launcher’s python'} cannot start the agent: {event.stderr_tail[-1]}"
+        reason = f"{python or 'python'} cannot start the agent: {event.stderr_tail[-1]}"
         hint = f"Install mmrpc there, or mend nodes.{node}.python."
     else:
         who = "the agent" if via == "local" else f"the agent or its {_PROGRAM[via]}"

@@ -8,10 +8,12 @@ import subprocess
 import threading
 from collections import deque
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from mmrpc.launch import messages
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
 
 _STDERR_LINES = 20
 
@@ -51,9 +53,7 @@ class Channel:
         OSError: If the command cannot be run.
     """
 
-    def __init__(
-        self, node: str, command: list[str], events: SimpleQueue[tuple[str, Any]]
-    ) -> None:
+    def __init__(self, node: str, command: list[str], events: SimpleQueue[tuple[str, Any]]) -> None:
         self.node, self._events = node, events
         self._stderr_tail: deque[str] = deque(maxlen=_STDERR_LINES)
         self._process = subprocess.Popen(
@@ -64,11 +64,13 @@ class Channel:
             # Ctrl-C is for the launcher, which tells the agents in order.
             start_new_session=True,
         )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._input: IO[bytes] = self._process.stdin
+        self._input = cast("IO[bytes]", self._process.stdin)
         self._threads = [
-            threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._read_noise, args=(self._process.stderr,), daemon=True),
+            threading.Thread(target=read, args=(stream,), daemon=True)
+            for read, stream in (
+                (self._read_events, self._process.stdout),
+                (self._read_noise, self._process.stderr),
+            )
         ]
         for thread in self._threads:
             thread.start()

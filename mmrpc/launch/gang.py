@@ -7,15 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from mmrpc.launch import logs, sweep
-from mmrpc.launch.plan import WorkerPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    from mmrpc.launch.plan import WorkerPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Gang:
         shim = ("-m", "mmrpc.launch.worker", "--exec", str(os.getpid()))
         # torch's tailers write to what these names mean when the context is made.
         with (
-            contextlib.redirect_stdout(self._sinks["stdout"]),  # type: ignore[type-var]
-            contextlib.redirect_stderr(self._sinks["stderr"]),  # type: ignore[type-var]
+            contextlib.redirect_stdout(self._sinks["stdout"]),
+            contextlib.redirect_stderr(self._sinks["stderr"]),
         ):
             context = start_processes(
                 name="worker",
@@ -81,9 +83,7 @@ class Gang:
         self._context = cast("SubprocessContext", context)
         self._started = time.monotonic()
         self.pids = {plans[i].worker.name: pid for i, pid in context.pids().items()}
-        self.fds = {
-            os.pidfd_open(pid): plans[i].worker.name for i, pid in context.pids().items()
-        }
+        self.fds = {os.pidfd_open(pid): plans[i].worker.name for i, pid in context.pids().items()}
         """Descriptor that is readable once the worker has ended, and the worker."""
 
     def reap(self, fd: int) -> Exit:

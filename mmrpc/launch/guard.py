@@ -27,9 +27,7 @@ class Guard:
 
     def close(self) -> None:
         """Lets the guard do its work and waits for it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def main() -> None:

@@ -12,16 +12,19 @@ import queue
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmrpc.config import ClusterConfig
 from mmrpc.errors import LaunchError
 from mmrpc.launch import causes, logs, messages, plan, reach, slurm, status
 from mmrpc.launch.channel import Channel, Ended, Noise
 from mmrpc.launch.console import Console
 from mmrpc.launch.plan import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mmrpc.config import ClusterConfig
 
 _CLOSE_S = 8.0
 """How long an agent may take to end after its gang has: its guard looks around once more."""
@@ -66,7 +69,7 @@ class Launcher:
         self._stopped: set[str] = set()
         self._ready: dict[str, messages.Ready] = {}
         self._exits: dict[str, int] = {}
-        self._port: int | None = None
+        self._port = 0
         self._started: set[str] = set()
         self._document: dict[str, Any] = {}
 
@@ -81,24 +84,21 @@ class Launcher:
         if not self._check_only:
             self._open_directory()
         with _signals_to(self._events):
+            outcome: LaunchError | None = LaunchError("the launcher failed", exit_code=1)
             try:
                 self._start_agents()
                 self._run_attempts()
+                outcome = None
             except _Interrupted as interrupt:
-                error = causes.interrupted(interrupt.number)
-                self._finish(error)
-                raise error from None
-            except LaunchError as error:
-                self._finish(error)
-                raise
+                outcome = causes.interrupted(interrupt.number)
             except BrokenPipeError:
-                error = causes.interrupted(signal.SIGPIPE)
-                self._finish(error)
-                raise error from None
-            except BaseException:
-                self._finish(LaunchError("the launcher failed", exit_code=1))
-                raise
-            self._finish(None)
+                outcome = causes.interrupted(signal.SIGPIPE)
+            except LaunchError as error:
+                outcome = error
+            finally:
+                self._finish(outcome)
+            if outcome is not None:
+                raise outcome
 
     def _open_directory(self) -> None:
         name = self.run.name
@@ -150,7 +150,12 @@ class Launcher:
             run = self.run
             channel.send(
                 messages.Setup(
-                    config, node, run.run_id, run.name, list(run.arguments), run.cwd,
+                    config,
+                    node,
+                    run.run_id,
+                    run.name,
+                    list(run.arguments),
+                    run.cwd,
                     self._check_only,
                 )
             )
@@ -179,13 +184,12 @@ class Launcher:
 
     def _run_gang(self, attempt: int) -> None:
         cluster = self.run.cluster
-        self._exits, self._port = {}, None
+        self._exits, self._port = {}, 0
         self._started, self._stopped = set(), set()
         master, timeout_s = cluster.master.node, cluster.launch.start_timeout_s
         self._channels[master].send(messages.Listen())
-        if not self._pump(lambda: self._port is not None, timeout_s):
+        if not self._pump(lambda: self._port > 0, timeout_s):
             raise causes.absent([master], timeout_s)
-        assert self._port is not None
         start = messages.Start(attempt, cluster.nodes[master].host, self._port)
         for channel in self._channels.values():
             channel.send(start)

@@ -6,10 +6,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
 _TAIL_BYTES = 8192
@@ -60,9 +61,10 @@ def specs(directories: list[str], tee: list[bool], *, keep: bool) -> LogsSpecs:
                 for paths in files.values()
             ]
             return LogsDest(
-                files["stdout"],
-                files["stderr"],
-                *shown,
+                stdouts=files["stdout"],
+                stderrs=files["stderr"],
+                tee_stdouts=shown[0],
+                tee_stderrs=shown[1],
                 error_files=dict.fromkeys(envs, os.devnull),
             )
 
@@ -74,7 +76,7 @@ def specs(directories: list[str], tee: list[bool], *, keep: bool) -> LogsSpecs:
 
 
 def _set_aside(path: str) -> None:
-    """Moves the log of the attempt before to the first free of ``stdout.0.log``, ``.1.log``…"""
+    """Moves the log of the attempt before to the first free of ``stdout.0.log`` and so on."""
     stem, suffix = os.path.splitext(path)
     number = 0
     while os.path.exists(aside := f"{stem}.{number}{suffix}"):

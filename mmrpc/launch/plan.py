@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mmrpc.config import ClusterConfig, Worker
 from mmrpc.launch import sweep, target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mmrpc.config import ClusterConfig, Worker
 
 CLUSTER_FILE = "cluster.json"
 """Name of the resolved config beside the logs."""

@@ -8,10 +8,14 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from mmrpc.launch import target
-from mmrpc.launch.plan import Run, WorkerPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mmrpc.launch.plan import Run, WorkerPlan
 
 
 def enter(directory: str, node: str) -> list[str]:
@@ -88,7 +92,9 @@ def _check_master(run: Run, node: str) -> Iterator[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        yield f"cannot resolve the master's host {host!r}: {_text(error)}. Mend nodes.{master}.host."
+        yield (
+            f"cannot resolve the master's host {host!r}: {_text(error)}. Mend nodes.{master}.host."
+        )
         return
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     others = [cluster.nodes[name].host for name in run.nodes() if name != master]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
-from mmrpc.config import ClusterConfig
 from mmrpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmrpc.config import ClusterConfig
 
 AGENT_MODULE = "mmrpc.launch.agent"
 
 
-def command(cluster: ClusterConfig, node: str, slurm_nodes: dict[str, str] | None = None) -> list[str]:
+def command(
+    cluster: ClusterConfig, node: str, slurm_nodes: dict[str, str] | None = None
+) -> list[str]:
     """Gives the command line whose standard input and output are the agent's channel.
 
     Args:

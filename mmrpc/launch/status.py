@@ -94,5 +94,5 @@ def uptime_s(worker: dict[str, Any]) -> float | None:
     """Seconds that a worker has run, or ran."""
     if worker.get("started_s") is None:
         return None
-    end = worker.get("ended_s")
-    return max(0.0, (time.time() if end is None else end) - worker["started_s"])
+    end: float = time.time() if worker["ended_s"] is None else worker["ended_s"]
+    return max(0.0, end - float(worker["started_s"]))

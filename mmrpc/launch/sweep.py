@@ -12,7 +12,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RUN_ID, NODE = "MMRPC_RUN_ID", "MMRPC_NODE"
 _ROUNDS = 20

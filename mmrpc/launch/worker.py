@@ -35,7 +35,7 @@ def _become(parent: int, command: list[str]) -> None:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 - a shell would be one more to end
     except OSError as error:
         print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr)  # noqa: T201
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
