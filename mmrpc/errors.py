@@ -3,6 +3,7 @@
     MmrpcError                       also RuntimeError
     ├── ConfigError                  also ValueError: a config file or value is wrong
     ├── LayoutError                  also ValueError: a dtype, shape, stride or offset cannot be
+    │   └── UnsupportedTensorError   also NotImplementedError: sparse, quantized, meta, jagged
     ├── PathError                    a path or a memory location on a node
     │   ├── PathNotFoundError        also FileNotFoundError
     │   ├── PathExistsError          also FileExistsError: the name is taken
@@ -121,6 +122,10 @@ class ConfigError(MmrpcError, ValueError):
 
 class LayoutError(MmrpcError, ValueError):
     """A dtype, shape, stride or offset that cannot be, or does not fit the storage."""
+
+
+class UnsupportedTensorError(LayoutError, NotImplementedError):
+    """A kind of tensor that raw bytes alone do not hold: sparse, quantized, meta or jagged."""
 
 
 class PathError(MmrpcError):

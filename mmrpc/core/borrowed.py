@@ -1,0 +1,86 @@
+"""Storages that somebody else mapped, as `torch.UntypedStorage.from_file` does.
+
+Whether a storage really is a piece of the file that it names is read from the kernel's list of
+mappings, not believed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+
+from mmrpc.core import files
+from mmrpc.core.identity import identify
+from mmrpc.core.location import FileIdentity, Mode
+from mmrpc.core.mapping import FileMapping
+from mmrpc.errors import LayoutError
+
+
+class BorrowedMapping(FileMapping):
+    """A file that another storage mapped; it is kept alive, and unmaps the file itself."""
+
+    __slots__ = ("storage",)
+
+    def __init__(
+        self,
+        storage: torch.UntypedStorage,
+        *,
+        start_bytes: int,
+        mode: Mode,
+        path: str,
+        identity: FileIdentity,
+    ) -> None:
+        super().__init__(
+            storage.data_ptr(), storage.nbytes(), mode=mode, path=path, identity=identity
+        )
+        self.start_bytes = start_bytes
+        self.storage = storage
+
+    def __del__(self) -> None:
+        """Leaves the memory to its storage."""
+
+
+class _Region(NamedTuple):
+    """A line of ``/proc/self/maps``."""
+
+    start: int
+    is_shared: bool
+    offset: int
+    inode: int
+
+
+def borrow(storage: torch.UntypedStorage, path: str) -> BorrowedMapping:
+    """Describes a storage that is mapped from a file.
+
+    Raises:
+        LayoutError: If it is not mapped from that file.
+        PathError: If the file cannot be read.
+    """
+    fd = files.open_regular(path)
+    try:
+        identity = identify(fd)
+    finally:
+        os.close(fd)
+    address = storage.data_ptr()
+    region = _region_at(address) if storage.nbytes() else _Region(0, True, 0, identity.inode)
+    if region is None or region.inode != identity.inode:
+        raise LayoutError(f"the storage is not mapped from {path!r}")
+    return BorrowedMapping(
+        storage,
+        start_bytes=region.offset + address - region.start,
+        mode=Mode.WRITE if region.is_shared else Mode.READ,
+        path=path,
+        identity=identity,
+    )
+
+
+def _region_at(address: int) -> _Region | None:
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, flags, offset, _device, inode = line.split(maxsplit=5)[:5]
+            start, end = (int(n, 16) for n in span.split("-"))
+            if start <= address < end:
+                return _Region(start, flags[3] == "s", int(offset, 16), int(inode))
+    return None

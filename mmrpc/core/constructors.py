@@ -1,0 +1,310 @@
+"""The constructors that make a new tensor of a given shape.
+
+They are all one: a shape read, a device checked, and `creation.new` called with zeros or a
+value. A base class of `MemoryMappedTensor`, so that its file can be about what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, overload
+
+import torch
+
+from mmrpc.core import creation
+from mmrpc.core.creation import Filename
+from mmrpc.core.layout import parse_size
+from mmrpc.errors import LayoutError
+
+Size = Sequence[int] | torch.Tensor
+Device = torch.device | str | int | None
+
+
+class Constructors(torch.Tensor):
+    """``empty``, ``zeros``, ``ones``, ``full`` and their ``_like`` forms.
+
+    All take the same keywords:
+
+    - ``shape``: the sizes, where they are not given as arguments. A 2-D integer tensor gives a
+      nested tensor, each row the sizes of one component.
+    - ``dtype``: None for `torch.get_default_dtype()`.
+    - ``device``: None or the CPU.
+    - ``filename``: the file, which the caller owns; None for anonymous shared memory.
+    - ``existsok``: whether a file of that name is replaced. Who mapped the old one keeps it.
+    - ``durable``: whether the file is on the device, not only in the page cache, on return.
+
+    and raise:
+
+    - ``PathExistsError``: if the name is taken and ``existsok`` is false.
+    - ``NotRegularFileError``: if the name is a link, a directory or a device.
+    - ``NoSpaceError``: if its space cannot be reserved; nothing is left behind.
+    - ``LayoutError`` (a RuntimeError): for a negative size or another device.
+    """
+
+    @classmethod
+    def _new(
+        cls,
+        size: tuple[Any, ...],
+        shape: Any,
+        value: Any,
+        *,
+        dtype: torch.dtype | None,
+        device: Device,
+        filename: Filename | None,
+        existsok: bool,
+        durable: bool,
+    ) -> Self:
+        check_device(device)
+        sizes = parse_size(size, shape)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        layout = creation.layout_for(dtype, sizes)
+        pieces = None if value is None else creation.filled(layout, value)
+        tensor = creation.new(layout, pieces, filename=filename, existsok=existsok, durable=durable)
+        tensor.__class__ = cls
+        return tensor  # type: ignore[return-value]
+
+    @overload
+    @classmethod
+    def empty(
+        cls,
+        *size: int,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def empty(
+        cls,
+        shape: Size,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def empty(
+        cls,
+        *size: Any,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self:
+        """Makes a tensor whose values are not set (they are zeros: a new file has no others).
+
+        Its space is reserved, so that writing to it later cannot fail for lack of any.
+        """
+        return cls._new(
+            size,
+            shape,
+            None,
+            dtype=dtype,
+            device=device,
+            filename=filename,
+            existsok=existsok,
+            durable=durable,
+        )
+
+    @overload
+    @classmethod
+    def zeros(
+        cls,
+        *size: int,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def zeros(
+        cls,
+        shape: Size,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def zeros(
+        cls,
+        *size: Any,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self:
+        """Makes a tensor of zeros; its space is reserved and nothing is written."""
+        return cls._new(
+            size,
+            shape,
+            None,
+            dtype=dtype,
+            device=device,
+            filename=filename,
+            existsok=existsok,
+            durable=durable,
+        )
+
+    @overload
+    @classmethod
+    def ones(
+        cls,
+        *size: int,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def ones(
+        cls,
+        shape: Size,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def ones(
+        cls,
+        *size: Any,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self:
+        """Makes a tensor of ones."""
+        return cls._new(
+            size,
+            shape,
+            1,
+            dtype=dtype,
+            device=device,
+            filename=filename,
+            existsok=existsok,
+            durable=durable,
+        )
+
+    @overload
+    @classmethod
+    def full(
+        cls,
+        *size: int,
+        fill_value: complex | bool,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def full(
+        cls,
+        shape: Size,
+        *,
+        fill_value: complex | bool,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def full(
+        cls,
+        *size: Any,
+        fill_value: Any,
+        shape: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
+    ) -> Self:
+        """Makes a tensor whose elements are all `fill_value`.
+
+        Its dtype is the default one unless given, also for an integer `fill_value`.
+        """
+        return cls._new(
+            size,
+            shape,
+            fill_value,
+            dtype=dtype,
+            device=device,
+            filename=filename,
+            existsok=existsok,
+            durable=durable,
+        )
+
+    @classmethod
+    def _like(cls, input: torch.Tensor, value: Any, filename: Filename | None) -> Self:
+        nested = getattr(input, "is_nested", False)
+        shape = input._nested_tensor_size() if nested else tuple(input.shape)
+        return cls._new(
+            (),
+            shape,
+            value,
+            dtype=input.dtype,
+            device=None,
+            filename=filename,
+            existsok=False,
+            durable=False,
+        )
+
+    @classmethod
+    def empty_like(cls, input: torch.Tensor, *, filename: Filename | None = None) -> Self:
+        """Makes a contiguous tensor with the shape and dtype of `input`; see `empty`."""
+        return cls._like(input, None, filename)
+
+    @classmethod
+    def zeros_like(cls, input: torch.Tensor, *, filename: Filename | None = None) -> Self:
+        """Makes a contiguous tensor of zeros with the shape and dtype of `input`."""
+        return cls._like(input, None, filename)
+
+    @classmethod
+    def ones_like(cls, input: torch.Tensor, *, filename: Filename | None = None) -> Self:
+        """Makes a contiguous tensor of ones with the shape and dtype of `input`."""
+        return cls._like(input, 1, filename)
+
+    @classmethod
+    def full_like(
+        cls,
+        input: torch.Tensor,
+        fill_value: complex | bool,
+        *,
+        filename: Filename | None = None,
+    ) -> Self:
+        """Makes a contiguous tensor of one value with the shape and dtype of `input`."""
+        return cls._like(input, fill_value, filename)
+
+
+def check_device(device: Device) -> None:
+    """Refuses all devices but the CPU.
+
+    Raises:
+        LayoutError: For another one.
+    """
+    if device is not None and torch.device(device).type != "cpu":
+        raise LayoutError(
+            f"a mapped tensor is on the CPU, not on {device}", hint="Use x.to(device) to copy it."
+        )

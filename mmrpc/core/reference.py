@@ -1,0 +1,294 @@
+"""References: what travels in place of a mapped tensor, and how it becomes one again.
+
+A `TensorRef` says where the bytes are and how to read them. Pickling a mapped tensor, or a
+plain tensor on a mapped storage, makes one; unpickling opens it, or raises the typed error
+that says why not. Only while torch's RPC unpickles, which must not meet an exception, does a
+stand-in take its place that raises at its first use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmrpc.core.layout import DTYPES, Layout, contiguous_strides, dtype_name
+from mmrpc.core.location import (
+    FileIdentity,
+    FileLocation,
+    Location,
+    MemoryLocation,
+    Mode,
+    MountLocation,
+)
+from mmrpc.core.mapping import FileMapping, Mapping
+from mmrpc.core.nested import NestedLayout, nested_tensor_of
+from mmrpc.core.resolver import get_resolver
+from mmrpc.core.storage import MappedStorage, mapped_storage, storage_of, tensor_of
+from mmrpc.errors import LayoutError, MmrpcError, NotSharedError
+
+if TYPE_CHECKING:
+    from mmrpc.core.tensor import MemoryMappedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A reference to a tensor: where its bytes are, and how to read them.
+
+    It is a small value: it owns nothing, keeps nothing open, and may outlive the file, which
+    `open` then says.
+
+    Attributes:
+        location: Where the bytes are.
+        layout: How to read them.
+        mode: How the sender maps them, and the receiver will.
+    """
+
+    location: Location
+    layout: Layout | NestedLayout
+    mode: Mode
+
+    def open(self, mode: str | None = None) -> MemoryMappedTensor:
+        """Opens the tensor: exactly the bytes that the sender sees, or a typed error.
+
+        Args:
+            mode: ``"r"`` for copy-on-write or ``"r+"`` for shared; None as the sender had it.
+
+        Returns:
+            The tensor; its file stays the sender's to delete.
+
+        Raises:
+            PathNotFoundError: If there is no such file on this node.
+            PathNotReadableError: If this process may not read it.
+            PathNotWritableError: If it is to be shared and this process may not write to it.
+            FileTooShortError: If the file has fewer bytes than the tensor needs.
+            StaleReferenceError: If another file has its name, or the owner of the memory ended.
+            NotSharedError: If the bytes are where this node cannot reach them.
+        """
+        from mmrpc.core.tensor import MemoryMappedTensor, wrap
+
+        return wrap(MemoryMappedTensor, self.open_plain(mode))
+
+    def open_plain(self, mode: str | None = None) -> torch.Tensor:
+        """Like `open`, but gives a plain `torch.Tensor` on the mapped storage."""
+        layout = self.layout.check()
+        mapping = get_resolver().attach(
+            self.location, self.mode if mode is None else parse_mode(mode), layout.end_bytes
+        )
+        if isinstance(layout, NestedLayout):
+            return nested_tensor_of(mapping, layout)
+        return tensor_of(mapping, layout)
+
+    def to_json(self) -> str:
+        """The reference as one line of JSON, which `from_json` reads in any later version."""
+        from mmrpc.core import refjson
+
+        return refjson.dump(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TensorRef:
+        """Reads a reference; nothing is opened and no code is run.
+
+        Raises:
+            LayoutError: If the text is no valid reference.
+        """
+        from mmrpc.core import refjson
+
+        return refjson.load(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_ref, pack(self)
+
+
+def parse_mode(mode: str) -> Mode:
+    """Reads ``"r"`` or ``"r+"``.
+
+    Raises:
+        LayoutError: A ValueError; for anything else.
+    """
+    try:
+        return Mode(mode)
+    except ValueError:
+        raise LayoutError(f'mode must be "r" or "r+", not {mode!r}') from None
+
+
+def ref(tensor: torch.Tensor) -> TensorRef:
+    """Makes a reference to a mapped tensor or to any plain view of one.
+
+    Args:
+        tensor: A tensor on a storage that mmrpc mapped: any strided view, nested ones too.
+
+    Raises:
+        NotSharedError: If its bytes are in no file and no shared memory, or not only there: a
+            tensor mapped with ``"r"`` that was written to holds values that nobody else has.
+    """
+    storage = mapped_storage(tensor)
+    if storage is None:
+        raise NotSharedError(
+            "the tensor is in this process's own memory",
+            node=get_resolver().node,
+            hint="Make it with MemoryMappedTensor.from_tensor(x, filename=...), or send x itself.",
+        )
+    assert storage._mapping is not None
+    mapping, start = storage._mapping, storage._start_bytes
+    layout: Layout | NestedLayout
+    if tensor.is_nested:
+        layout = NestedLayout.of(tensor, start)
+    else:
+        layout = Layout.of(tensor, start)
+    _refuse_private_writes(mapping, layout)
+    return TensorRef(get_resolver().locate(mapping), layout, mapping.mode)
+
+
+def _refuse_private_writes(mapping: Mapping, layout: Layout | NestedLayout) -> None:
+    if not isinstance(mapping, FileMapping) or mapping.mode is Mode.WRITE:
+        return
+    start = layout.offset_bytes - mapping.start_bytes
+    if mapping.has_private_writes(start, layout.span_bytes):
+        raise NotSharedError(
+            'it was opened with mode "r" and written to, and what was written is in this '
+            "process only",
+            path=mapping.path,
+            node=get_resolver().node,
+            hint='Send x.clone(), or open the file with mode "r+" to write to it.',
+        )
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, mapped itself or a plain view, can travel by reference."""
+    return mapped_storage(tensor) is not None
+
+
+def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
+    """The pickled form of a mapped tensor.
+
+    Args:
+        tensor: A tensor on a mapped storage.
+        as_plain: Whether the receiver gets a plain tensor or one of the sender's class.
+    """
+    from mmrpc.core.tensor import MemoryMappedTensor
+
+    packed = pack(ref(tensor))
+    if as_plain:
+        return _load_plain, packed
+    if type(tensor) is MemoryMappedTensor:
+        return _load, packed
+    return _load_as, (type(tensor), *packed)
+
+
+def reduce_storage(storage: MappedStorage) -> tuple[Any, ...]:
+    """The pickled form of a mapped storage, as queues send it with each plain view."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return _load_storage, pack(ref(whole))
+
+
+# What travels is flat and short: a location's tag and fields, then the layout's.
+_FILE, _MEMORY, _MOUNT = "f", "m", "n"
+
+
+def pack(reference: TensorRef) -> tuple[Any, ...]:
+    """A reference as a flat tuple of plain values."""
+    layout = reference.layout
+    if isinstance(layout, NestedLayout):
+        form: tuple[Any, ...] = layout.pack()
+    else:
+        strides = None if layout.is_contiguous else layout.strides
+        form = (dtype_name(layout.dtype), layout.offset_bytes, layout.shape, strides)
+        if layout.conj or layout.neg:
+            form += (layout.conj, layout.neg)
+    return _pack_location(reference.location), reference.mode.value, form
+
+
+def _pack_location(location: Location) -> tuple[Any, ...]:
+    match location:
+        case FileLocation(host, path, identity):
+            return _FILE, host, path, *_pack_identity(identity)
+        case MemoryLocation(host, pid, started, fd, inode):
+            return _MEMORY, host, pid, started, fd, inode
+        case MountLocation(mount, path, host, identity, size_bytes, content):
+            return _MOUNT, mount, path, host, *_pack_identity(identity), size_bytes, content
+
+
+def _pack_identity(identity: FileIdentity) -> tuple[Any, ...]:
+    return identity.device, identity.inode, identity.generation
+
+
+def unpack(location: tuple[Any, ...], mode: str, form: tuple[Any, ...]) -> TensorRef:
+    """Reads what `pack` gave.
+
+    Raises:
+        LayoutError: If it is not that.
+    """
+    try:
+        return TensorRef(_unpack_location(*location), _unpack_layout(form), Mode(mode))
+    except MmrpcError:
+        raise
+    except (TypeError, ValueError, KeyError) as error:
+        raise LayoutError(f"the reference is malformed: {error}") from None
+
+
+def _unpack_layout(form: tuple[Any, ...]) -> Layout | NestedLayout:
+    if len(form) == NestedLayout.PACKED_LENGTH:
+        return NestedLayout.unpack(form)
+    name, offset, shape, strides, *bits = form
+    conj, neg = bits or (False, False)
+    strides = contiguous_strides(shape) if strides is None else strides
+    return Layout(DTYPES[name], tuple(shape), tuple(strides), offset, conj, neg)
+
+
+def _unpack_location(kind: str, *fields: Any) -> Location:
+    if kind == _FILE:
+        host, path, device, inode, generation = fields
+        return FileLocation(host, path, FileIdentity(device, inode, generation))
+    if kind == _MEMORY:
+        return MemoryLocation(*fields)
+    if kind == _MOUNT:
+        mount, path, host, device, inode, generation, size_bytes, content = fields
+        identity = FileIdentity(device, inode, generation)
+        return MountLocation(mount, path, host, identity, size_bytes, content)
+    raise LayoutError(f"the reference has a location of the unknown kind {kind!r}")
+
+
+# What pickles name. They must stay importable under these names.
+
+
+def _rebuild_ref(*packed: Any) -> TensorRef:
+    return unpack(*packed)
+
+
+def _load(*packed: Any) -> Any:
+    return _opened(packed, None)
+
+
+def _load_as(cls: type[torch.Tensor], *packed: Any) -> Any:
+    return _opened(packed, cls)
+
+
+def _load_plain(*packed: Any) -> Any:
+    return _opened(packed, torch.Tensor)
+
+
+def _load_storage(*packed: Any) -> torch.UntypedStorage:
+    return unpack(*packed).open_plain().untyped_storage()
+
+
+def _opened(packed: tuple[Any, ...], cls: type[torch.Tensor] | None) -> Any:
+    from mmrpc.core.standin import Unopened, unpickling_for_rpc
+    from mmrpc.core.tensor import MemoryMappedTensor, wrap
+
+    try:
+        plain = unpack(*packed).open_plain()
+    except Exception as error:
+        if not unpickling_for_rpc():
+            raise
+        loader = {None: _load, torch.Tensor: _load_plain}.get(cls, _load_as)
+        arguments = packed if loader is not _load_as else (cls, *packed)
+        return Unopened(loader, arguments, error)
+    return plain if cls is torch.Tensor else wrap(cls or MemoryMappedTensor, plain)
+
+
+torch.serialization.add_safe_globals([_load, _load_plain, _load_storage])
+
+
+__all__ = ["TensorRef", "is_mapped", "parse_mode", "reduce_tensor", "ref", "storage_of"]

@@ -1,0 +1,108 @@
+"""The resolver of one host, which serves until a cluster's is installed, and the one in use."""
+
+from __future__ import annotations
+
+from mmrpc.core import host, mapping, memory
+from mmrpc.core.location import (
+    FileIdentity,
+    FileLocation,
+    Location,
+    MemoryLocation,
+    Mode,
+    MountLocation,
+    Resolver,
+)
+from mmrpc.core.mapping import FileMapping, Mapping
+from mmrpc.errors import ConfigError, NotSharedError, StaleReferenceError
+
+
+class HostResolver:
+    """Shares files and memory between the processes of one host.
+
+    Args:
+        node: Name of this process for errors.
+    """
+
+    def __init__(self, node: str | None = None) -> None:
+        self.node = node
+
+    def locate(self, mapping: Mapping) -> Location:
+        """Says where a mapping's bytes are; see `Resolver.locate`."""
+        if isinstance(mapping, FileMapping):
+            return FileLocation(host.host_id(), mapping.path, mapping.identity)
+        if isinstance(mapping, memory.AnonymousMapping):
+            return mapping.location()
+        raise NotSharedError(
+            "it is a private copy of this process",
+            path=mapping.describe(),
+            node=self.node,
+            hint="Send the tensor itself: x.clone().",
+        )
+
+    def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
+        """Maps a location of this host; see `Resolver.attach`."""
+        if isinstance(location, FileLocation):
+            return self.attach_file(location, mode, needed_bytes)
+        if isinstance(location, MemoryLocation):
+            return self.attach_memory(location, needed_bytes)
+        return self._attach_mount(location)
+
+    def attach_file(self, location: FileLocation, mode: Mode, needed_bytes: int) -> Mapping:
+        """Maps a file of this host, if it is the one that was meant."""
+        if location.host != host.host_id():
+            raise NotSharedError(
+                "the path is on another host (or mount namespace), and nothing shows that it is "
+                "the same file here",
+                path=location.path,
+                node=self.node,
+                hint="Put the file into a mount of the cluster's config.",
+            )
+
+        def check(found: FileIdentity, status: object) -> None:
+            if found != location.identity:
+                raise stale_file(location.path, self.node)
+
+        return mapping.map_file(location.path, mode, needed_bytes, check=check, node=self.node)
+
+    def attach_memory(self, location: MemoryLocation, needed_bytes: int) -> Mapping:
+        """Maps anonymous memory of this host, while its owner lives."""
+        if location.host != host.memory_host_id():
+            raise NotSharedError(
+                "it is the memory of another host",
+                path="anonymous memory",
+                node=self.node,
+                hint="Give the tensor a filename in a mount that both nodes have.",
+            )
+        return memory.attach(location, needed_bytes, node=self.node)
+
+    def _attach_mount(self, location: MountLocation) -> Mapping:
+        raise ConfigError(
+            f"the reference names the mount {location.mount!r}, and this process knows no mounts",
+            node=self.node,
+            hint="Pass cluster= to init_rpc.",
+        )
+
+
+def stale_file(path: str, node: str | None) -> StaleReferenceError:
+    """The error for a path that names another file now."""
+    return StaleReferenceError(
+        "another file has that name now",
+        path=path,
+        node=node,
+        hint="The file was replaced after the reference was made: send a new reference.",
+    )
+
+
+_resolver: Resolver = HostResolver()
+
+
+def get_resolver() -> Resolver:
+    """The resolver in use."""
+    return _resolver
+
+
+def set_resolver(resolver: Resolver | None) -> Resolver:
+    """Installs a resolver, or with None the default one; gives the one before."""
+    global _resolver
+    before, _resolver = _resolver, resolver or HostResolver()
+    return before

@@ -1,0 +1,114 @@
+"""Torch storages over mapped bytes, and the tensors on them.
+
+The storage carries its mapping, and so does every view of it, whatever torch function made the
+view: that is how a plain ``x.t()`` is still known to be a piece of a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from mmrpc.core.layout import Layout, alignment_bytes
+from mmrpc.core.location import Mode
+from mmrpc.core.mapping import Mapping
+from mmrpc.errors import LayoutError
+
+
+class MappedStorage(torch.UntypedStorage):
+    """A storage whose bytes are mapped; it keeps its mapping alive.
+
+    Torch keeps this class and its attributes as long as any tensor views the storage.
+    """
+
+    # Absent on what torch makes of the class itself, as `clone` does: plain memory then.
+    _mapping: Mapping | None = None
+    _start_bytes: int = 0
+
+    @property
+    def filename(self) -> str | None:  # type: ignore[override]
+        """Absolute path of the file, if writes to the storage reach it."""
+        mapping = self._mapping
+        if mapping is None or mapping.mode is not Mode.WRITE:
+            return None
+        return mapping.path
+
+    def is_shared(self) -> bool:
+        """Whether other processes can have the same bytes."""
+        return True if self._mapping is not None else super().is_shared()
+
+    def share_memory_(self, *args: Any, **kwargs: Any) -> MappedStorage:
+        """Gives itself: it is shared already."""
+        if self._mapping is None:
+            super().share_memory_(*args, **kwargs)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._mapping is None:
+            return super().__reduce_ex__(protocol)
+        from mmrpc.core import reference
+
+        return reference.reduce_storage(self)
+
+
+def storage_of(mapping: Mapping, start_bytes: int, nbytes: int) -> MappedStorage:
+    """Makes a storage over a range of a mapping; nothing is copied.
+
+    Args:
+        mapping: What is mapped.
+        start_bytes: Where the range starts in the file or memory.
+        nbytes: Its length.
+    """
+    if nbytes:
+        buffer = (ctypes.c_char * nbytes).from_address(
+            mapping.address + start_bytes - mapping.start_bytes
+        )
+        buffer.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the storage
+        storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    else:
+        storage = torch.UntypedStorage(0)
+    storage.__class__ = MappedStorage
+    storage._mapping = mapping  # type: ignore[attr-defined]
+    storage._start_bytes = start_bytes  # type: ignore[attr-defined]
+    return storage  # type: ignore[return-value]
+
+
+def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:
+    """Makes a plain tensor on its own piece of a mapping; nothing is copied."""
+    storage = storage_of(mapping, layout.offset_bytes, layout.span_bytes)
+    tensor = torch.empty(0, dtype=layout.dtype, device="cpu")
+    tensor = tensor.set_(storage, 0, layout.shape, layout.strides)  # type: ignore[call-overload]
+    if layout.conj:
+        tensor = torch.conj(tensor)
+    if layout.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor
+
+
+def mapped_storage(tensor: torch.Tensor) -> MappedStorage | None:
+    """The mapped storage that a tensor is on, or None."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # functorch wrappers and the like have none
+        return None
+    if isinstance(storage, MappedStorage) and storage._mapping is not None:
+        return storage
+    return None
+
+
+def byte_view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy; keep the tensor alive meanwhile."""
+    nbytes = tensor.numel() * tensor.itemsize
+    if not nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def check_alignment(address: int, dtype: torch.dtype) -> None:
+    """Refuses an address that does not suit a dtype."""
+    if address % alignment_bytes(dtype):
+        raise LayoutError(f"the storage is not aligned for {dtype}")
