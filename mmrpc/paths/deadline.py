@@ -11,12 +11,49 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Deadline:
+    """A limit for calls to one thing that may hang, such as a mount.
+
+    A call that does not come back keeps its (daemon) thread, since nothing can end it. While
+    there is one, further calls fail at once, so that a dead mount costs one thread and not one
+    for each reference.
+
+    Args:
+        timeout_s: Seconds that a call may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._stuck: set[_Call[object]] = set()
+
+    def call(self, function: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+        """Calls a function in a thread of its own and waits for it until the deadline.
+
+        Args:
+            function: What to call; its exception is raised here.
+            undo: Called with a result that comes too late, to give up what it holds.
+
+        Raises:
+            TimeoutError: If there is neither a result nor an exception in time.
+        """
+        if any(not call.done.is_set() for call in tuple(self._stuck)):
+            raise TimeoutError("an earlier call has had no answer yet")
+        self._stuck.clear()
+        call = _Call(function, undo)
+        threading.Thread(target=call.run, name="mmrpc-deadline", daemon=True).start()
+        try:
+            return call.wait(self.timeout_s)
+        except TimeoutError:
+            self._stuck.add(call)  # type: ignore[arg-type]
+            raise
+
+
 class _Call(Generic[T]):
     def __init__(self, function: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+        self.done = threading.Event()
         self._function = function
         self._undo = undo
         self._lock = threading.Lock()
-        self._done = threading.Event()
         self._abandoned = False
         self._result: list[T] = []
         self._error: BaseException | None = None
@@ -33,34 +70,14 @@ class _Call(Generic[T]):
                     self._result.append(result)
             if late and self._undo is not None:
                 self._undo(result)
-        self._done.set()
+        self.done.set()
 
     def wait(self, timeout_s: float) -> T:
-        self._done.wait(timeout_s)
+        self.done.wait(timeout_s)
         with self._lock:
             if self._result:
-                return self._result[0]
+                return self._result.pop()
             if self._error is None:
                 self._abandoned = True
                 raise TimeoutError(f"no answer within {timeout_s:g} s")
         raise self._error
-
-
-def within(
-    timeout_s: float, function: Callable[[], T], *, undo: Callable[[T], object] | None = None
-) -> T:
-    """Calls a function in a thread of its own and waits for it so long at most.
-
-    A call that does not come back keeps its (daemon) thread, since nothing can end it.
-
-    Args:
-        timeout_s: Seconds to wait.
-        function: What to call; its exception is raised here.
-        undo: Called with a result that comes too late, to give up what it holds.
-
-    Raises:
-        TimeoutError: If there is neither a result nor an exception in time.
-    """
-    call = _Call(function, undo)
-    threading.Thread(target=call.run, name="mmrpc-deadline", daemon=True).start()
-    return call.wait(timeout_s)
