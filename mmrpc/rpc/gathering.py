@@ -1,0 +1,183 @@
+"""How workers wait for each other before a graceful shutdown, without waiting for the dead.
+
+torch's own barrier waits for ever for a worker that died. So everyone first reports to one
+worker, the leader, which asks those that are missing whether they live. Nobody leaves while a
+living worker is still at work; when one is lost, all learn which.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from mmrpc.errors import PeerLostError, RpcError, RpcTimeoutError
+from mmrpc.rpc import calls, torchrpc
+
+_ROUND_S = 2.0
+"""How long one report waits for the verdict, and how often missing workers are asked."""
+_ANSWER_S = 30.0
+"""How long a worker may be too busy to answer before that counts as no answer this round."""
+_LINGER_S = 5.0
+"""How long the leader stays for others to fetch a verdict that ends the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the leader knows.
+
+    Attributes:
+        settled: Whether waiting is over.
+        missing: Workers that did not report.
+        lost: Those of them that are known to be dead.
+    """
+
+    settled: bool
+    missing: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+class _Leader:
+    """The leader's list; every worker has one, and one of them is used."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.arrived: set[str] = set()
+        self.told: set[str] = set()
+        self.lost: set[str] = set()
+        self.expired = False
+
+    def verdict(self) -> Verdict:
+        missing = sorted(_worker_names() - self.arrived)
+        settled = not missing or bool(self.lost) or self.expired
+        return Verdict(settled, tuple(missing), tuple(sorted(self.lost)))
+
+    def arrive(self, name: str, wait_s: float) -> Verdict:
+        with self.changed:
+            self.arrived.add(name)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.verdict().settled, wait_s)
+            verdict = self.verdict()
+            if verdict.settled:
+                self.told.add(name)
+                self.changed.notify_all()
+            return verdict
+
+    def add_lost(self, names: set[str]) -> None:
+        with self.changed:
+            self.lost |= names - self.arrived
+            self.changed.notify_all()
+
+    def expire(self) -> None:
+        with self.changed:
+            self.expired = True
+            self.changed.notify_all()
+
+    def linger(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.told >= self.arrived - self.lost, _LINGER_S)
+
+
+_leader = _Leader()
+
+
+def reset() -> None:
+    """Forgets who reported, for the next group of this process."""
+    global _leader
+    _leader = _Leader()
+
+
+def gather(timeout_s: float | None) -> RpcError | None:
+    """Waits until every worker came here, one is lost, or the time is over.
+
+    Args:
+        timeout_s: Seconds to wait; None for as long as the others live.
+
+    Returns:
+        None if all came; else the error that names who did not.
+    """
+    me = torchrpc.rpc.get_worker_info().name
+    leader = min(_worker_names())
+    started_s = time.monotonic()
+    deadline_s = None if timeout_s is None else started_s + timeout_s
+    verdict = Verdict(False, (), ())
+    while not verdict.settled:
+        left_s = _ROUND_S if deadline_s is None else deadline_s - time.monotonic()
+        if left_s <= 0:
+            if me == leader:
+                _leader.expire()
+                verdict = _leader.arrive(me, 0)
+            break
+        wait_s = min(_ROUND_S, left_s)
+        if me == leader:
+            verdict = _leader.arrive(me, wait_s)
+            if not verdict.settled:
+                _leader.add_lost(_dead_among(verdict.missing, wait_s))
+        else:
+            verdict = _ask(leader, me, wait_s, verdict)
+    error = _error_of(verdict, time.monotonic() - started_s, timeout_s)
+    if error is not None and me == leader:
+        _leader.linger()
+    return error
+
+
+def _ask(leader: str, me: str, wait_s: float, before: Verdict) -> Verdict:
+    try:
+        verdict: Verdict = calls.rpc_sync(leader, _report, (me, wait_s), timeout=wait_s + _ANSWER_S)
+    except RpcTimeoutError:
+        return before
+    except PeerLostError:
+        return Verdict(True, (leader,), (leader,))
+    return verdict
+
+
+def _error_of(verdict: Verdict, elapsed_s: float, timeout_s: float | None) -> RpcError | None:
+    if verdict.settled and not verdict.missing:
+        return None
+    if verdict.lost:
+        return PeerLostError(
+            f"it ended without shutdown(), or the network to it broke{_others(verdict)}",
+            hint="This worker has shut down alone. Look at the log and the exit code of the"
+            " lost one.",
+            peer=", ".join(verdict.lost),
+            function="shutdown",
+            elapsed_s=elapsed_s,
+        )
+    return RpcTimeoutError(
+        f"not called within {timeout_s:g} s" if timeout_s is not None else "not called in time",
+        hint="This worker has shut down alone. Those may still be at work.",
+        peer=", ".join(verdict.missing) or "others",
+        function="shutdown",
+        elapsed_s=elapsed_s,
+        timeout_s=timeout_s,
+    )
+
+
+def _others(verdict: Verdict) -> str:
+    others = sorted(set(verdict.missing) - set(verdict.lost))
+    return f"; {', '.join(others)} had not called it either" if others else ""
+
+
+def _dead_among(names: tuple[str, ...], timeout_s: float) -> set[str]:
+    asked = {name: calls.rpc_async(name, _alive, timeout=timeout_s) for name in names}
+    dead = set()
+    for name, answer in asked.items():
+        try:
+            answer.wait()
+        except PeerLostError:
+            dead.add(name)
+        except RpcTimeoutError:
+            pass
+    return dead
+
+
+def _alive() -> None:
+    """Answers."""
+
+
+def _report(name: str, wait_s: float) -> Verdict:
+    return _leader.arrive(name, wait_s)
+
+
+def _worker_names() -> set[str]:
+    return {info.name for info in torchrpc.agent().get_worker_infos()}

@@ -1,0 +1,58 @@
+"""What is used of `torch.distributed.rpc`: one place for its private names and missing types."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch.distributed.autograd as _autograd
+import torch.distributed.rpc as _rpc
+from torch._C._distributed_rpc import RpcBackendOptions, WorkerInfo
+from torch.distributed.rpc import internal as _internal
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+
+__all__ = ["Peer", "RpcBackendOptions", "WorkerInfo"]
+
+Peer: TypeAlias = str | int | WorkerInfo
+"""How a caller may name a worker: by name, rank or `WorkerInfo`."""
+
+UNSET: float = UNSET_RPC_TIMEOUT
+"""The timeout that stands for the one of `init_rpc`."""
+
+rpc: Any = _rpc
+"""The package, which has hardly any types."""
+
+autograd: Any = _autograd
+"""Distributed autograd."""
+
+internal: Any = _internal
+"""torch's own pickling of calls."""
+
+
+def agent() -> Any:
+    """Gives the agent of this process."""
+    return rpc._get_current_rpc_agent()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined a group."""
+    return bool(rpc._is_current_rpc_agent_set())
+
+
+def in_autograd_context() -> bool:
+    """Whether this thread runs inside a distributed autograd context.
+
+    torch has no public question for it; where the private one is missing, the answer is no.
+    """
+    current = getattr(autograd, "_current_context", None)
+    if current is None:
+        return False
+    try:
+        current()
+    except RuntimeError:
+        return False
+    return True
+
+
+def pickler() -> Any:
+    """Gives torch's pickler of calls, or None where it has another name."""
+    return getattr(internal, "_internal_rpc_pickler", None)

@@ -1,0 +1,155 @@
+"""How calls and results are written: bytes of ours, and what only torch can send, beside them.
+
+torch's own pickler sees a plain function with the two parts as its arguments. What a user sent
+is therefore unpickled by `decode`, on a thread where an exception can be caught and typed, and
+never inside torch, where it would leave the caller waiting.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmrpc.core import reference
+from mmrpc.core.standin import Unopened
+from mmrpc.rpc import torchrpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Message = tuple[bytes, list[Any]]
+"""The pickled object, and the tensors, RRefs and modules that it refers to by number."""
+
+_jit: Any = torch.jit
+
+_decoding = threading.local()
+
+
+def encode(obj: Any) -> Message:
+    """Pickles an object, its mapped tensors as references.
+
+    Args:
+        obj: Any object that pickles, or that torch's RPC can send.
+
+    Returns:
+        The bytes, and the objects in it that travel by torch's own means: plain tensors in
+        ordinary memory (distributed autograd and device transfer hook in there), RRefs, and
+        classes that registered a reducer with torch's RPC.
+
+    Raises:
+        NotSharedError: If the bytes of a mapped tensor cannot be reached by others.
+        pickle.PicklingError: And what else pickling may raise, if it does not pickle.
+    """
+    carried: list[Any] = []
+    carry = partial(_carry, carried)
+    table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
+    table[torch.Tensor] = partial(reduce_plain, carry)
+    table[torchrpc.rpc.PyRRef] = table[torchrpc.rpc.RRef] = carry
+    for cls in _registered_classes():
+        table.setdefault(cls, carry)
+    for cls in _script_module_classes:
+        table[cls] = _reduce_script_module
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = table
+    pickler.dump(obj)
+    return out.getvalue(), carried
+
+
+def decode(data: bytes, carried: list[Any]) -> Any:
+    """Gives the object back; opens the references in it.
+
+    Args:
+        data: Bytes from `encode`.
+        carried: The objects that travelled beside them.
+
+    Raises:
+        PathError: If a reference cannot be opened here; and what else unpickling may raise.
+    """
+    outer = getattr(_decoding, "carried", None)
+    _decoding.carried = carried
+    try:
+        return pickle.loads(data)
+    finally:
+        _decoding.carried = outer
+
+
+def message_nbytes(
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> int:
+    """Measures the message of one call, as it is given to torch's transport.
+
+    Args:
+        func: The function that would be called.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        Bytes of the pickled call plus the bytes of the tensors beside it, without the
+        transport's own framing.
+    """
+    from mmrpc.rpc.serve import serve
+
+    message = encode((func, tuple(args or ()), dict(kwargs or {})))
+    call = torchrpc.internal.PythonUDF(serve, message, {})
+    data, tensors = torchrpc.internal.serialize(call)
+    nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
+    return nbytes
+
+
+def _carry(carried: list[Any], obj: Any) -> tuple[Any, ...]:
+    carried.append(obj)
+    return _carried, (len(carried) - 1,)
+
+
+def _carried(index: int) -> Any:
+    return _decoding.carried[index]
+
+
+def reduce_plain(carry: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
+    """Gives the pickled form of a plain tensor.
+
+    Args:
+        carry: Gives the form of one that has to be copied.
+        tensor: A tensor of exactly the class `torch.Tensor`.
+    """
+    if not reference.is_mapped(tensor):
+        return carry(tensor)
+    if not tensor.requires_grad:
+        return reference.reduce_tensor(tensor, as_plain=True)
+    if torchrpc.in_autograd_context():
+        return carry(tensor)  # the remote graph hangs on torch's own way of sending it
+    return _requiring_grad, (tensor.detach(),)
+
+
+def _requiring_grad(tensor: Any) -> Any:
+    return tensor if type(tensor) is Unopened else tensor.requires_grad_()
+
+
+def _registered_classes() -> tuple[type, ...]:
+    """Classes with a reducer of their own in torch's RPC, such as RemoteModule."""
+    return tuple(getattr(torchrpc.pickler(), "_class_reducer_dict", ()))
+
+
+_script_module_classes: tuple[type, ...] = (
+    _jit.RecursiveScriptModule,
+    _jit.TopLevelTracedModule,
+)
+
+
+def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple[Any, ...]:
+    out = io.BytesIO()
+    torch.jit.save(module, out)
+    return _load_script_module, (out.getvalue(),)
+
+
+def _load_script_module(data: bytes) -> Any:
+    return _jit.load(io.BytesIO(data))
