@@ -16,13 +16,16 @@ import threading
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrpc.errors import LaunchError, MmrpcError
 from mmrpc.launch import logs, messages, status
 from mmrpc.launch.gang import Exit, Gang
 from mmrpc.launch.guard import Guard
 from mmrpc.launch.plan import CLUSTER_FILE, Run, WorkerPlan, attempt_env, plan_node
+
+if TYPE_CHECKING:
+    from mmrpc.config import ClusterConfig
 
 _ORPHAN_GRACE_S = 4.0
 """Longest grace once the launcher is gone: then nothing may be left after 10 seconds."""
@@ -36,9 +39,12 @@ class Agent:
     Args:
         read_fd: Where commands come from.
         write_fd: Where events go. May be the same, of a socket.
+        own: The config that an agent started by hand was given, which is the only one that it
+            follows; its working directory holds where the config names none.
     """
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, own: ClusterConfig | None = None) -> None:
+        self._own = own
         self._read_fd, self._write_fd = read_fd, write_fd
         self._write_lock = threading.Lock()
         self._buffer = b""
@@ -99,7 +105,8 @@ class Agent:
             data = b""
         if not data:
             self._selector.unregister(fd)
-            self._leave(0)
+            # To lose the launcher in the middle is no success.
+            self._leave(0 if self._gang is None else 1)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -108,10 +115,13 @@ class Agent:
                 self._obey(command)
 
     def _obey(self, command: messages.Command) -> None:
+        if isinstance(command, messages.Refused):
+            raise LaunchError(command.reason, node=self._node or None, exit_code=1)
         try:
             match command:
                 case messages.Setup():
                     self._set_up(command)
+
                 case messages.Listen():
                     self._listen()
                 case messages.Start():
@@ -137,10 +147,9 @@ class Agent:
         from mmrpc.launch import preflight
 
         self._node = setup.node
-        cluster = ClusterConfig.model_validate(setup.config)
-        self._run = Run(
-            cluster, setup.run_id, setup.run_name, tuple(setup.arguments), cwd=setup.cwd
-        )
+        cluster = self._own or ClusterConfig.model_validate(setup.config)
+        cwd = os.getcwd() if self._own else setup.cwd
+        self._run = Run(cluster, setup.run_id, setup.run_name, tuple(setup.arguments), cwd)
         run, node = self._run, setup.node
         problems = preflight.enter(run.cwd_on(node), node)
         self._plans = plan_node(run, node, sys.executable)
@@ -165,10 +174,12 @@ class Agent:
 
         master = self._run.cluster.master
         self._store = None  # frees the port of the attempt before
+        # At its own, the launcher waits for agents that are started by hand.
+        port = 0 if self._run.cluster.launch.via == "manual" else master.port
         try:
             self._store = TCPStore(
                 "127.0.0.1",
-                master.port,
+                port,
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=self._run.cluster.launch.start_timeout_s),
@@ -176,7 +187,7 @@ class Agent:
         except DistNetworkError as error:
             taken = "EADDRINUSE" in str(error)
             raise LaunchError(
-                f"cannot listen on port {master.port}: "
+                f"cannot listen on port {port}: "
                 + ("it is in use" if taken else str(error).splitlines()[0]),
                 hint="Choose another master.port, or 0 for any free one." if taken else None,
             ) from None

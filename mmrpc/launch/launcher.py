@@ -15,9 +15,10 @@ import uuid
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from mmrpc.config import config_hash
 from mmrpc.errors import LaunchError
-from mmrpc.launch import causes, logs, messages, plan, reach, slurm, status
-from mmrpc.launch.channel import Channel, Ended, Noise
+from mmrpc.launch import causes, join, logs, messages, plan, reach, slurm, status
+from mmrpc.launch.channel import Channel, Ended, Noise, ProcessChannel, SocketChannel
 from mmrpc.launch.console import Console
 from mmrpc.launch.plan import Run
 
@@ -64,6 +65,7 @@ class Launcher:
         self._workers = {worker.name: worker for worker in cluster.workers()}
         self._console = Console([*self._workers, *self.run.nodes()])
         self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._listener: join.Listener | None = None
         self._channels: dict[str, Channel] = {}
         self._ended: set[str] = set()
         self._stopped: set[str] = set()
@@ -139,30 +141,42 @@ class Launcher:
 
     def _start_agents(self) -> None:
         cluster = self.run.cluster
-        config = cluster.model_dump(mode="json")
+        awaited = self._await_agents() if cluster.launch.via == "manual" else set()
         for node in self.run.nodes():
+            if node in awaited:
+                continue
             command = reach.command(cluster, node, self._slurm_nodes)
             try:
-                self._channels[node] = Channel(node, command, self._events)
+                channel = ProcessChannel(node, self._events, command)
             except OSError as error:
                 raise causes.cannot_run(node, command[0], error, cluster) from None
-        for node, channel in self._channels.items():
-            run = self.run
-            channel.send(
-                messages.Setup(
-                    config,
-                    node,
-                    run.run_id,
-                    run.name,
-                    list(run.arguments),
-                    run.cwd,
-                    self._check_only,
-                )
-            )
+            self._set_up(node, channel)
         timeout_s = cluster.launch.start_timeout_s
-        if not self._pump(lambda: self._ready.keys() >= self._channels.keys(), timeout_s):
-            raise causes.absent(sorted(self._channels.keys() - self._ready.keys()), timeout_s)
+        nodes = set(self.run.nodes())
+        if not self._pump(lambda: self._ready.keys() >= nodes, timeout_s):
+            raise causes.absent(sorted(nodes - self._ready.keys()), timeout_s)
         causes.raise_problems({node: ready.problems for node, ready in self._ready.items()})
+
+    def _set_up(self, node: str, channel: Channel) -> None:
+        run = self.run
+        self._channels[node] = channel
+        config, arguments = run.cluster.model_dump(mode="json"), list(run.arguments)
+        channel.send(
+            messages.Setup(config, node, run.run_id, run.name, arguments, run.cwd, self._check_only)
+        )
+
+    def _await_agents(self) -> set[str]:
+        """Lets agents that are started by hand come in; gives the nodes that they are of."""
+        cluster = self.run.cluster
+        others = set(self.run.nodes()) - {cluster.master.node}
+        if not others or self._check_only:
+            return others
+        self._listener = join.Listener(
+            cluster.master.port, others, config_hash(cluster), self._events
+        )
+        for node in sorted(others):
+            self._console.say(f"on {node}, run: {reach.by_hand(cluster, node)}")
+        return others
 
     def _run_attempts(self) -> None:
         if self._check_only:
@@ -221,6 +235,9 @@ class Launcher:
             case messages.Status():
                 self._document["nodes"][node] = event.document
                 self._publish(self._document["state"])
+            case join.Joined():
+                channel = SocketChannel(node, self._events, event.connection, event.from_agent)
+                self._set_up(node, channel)
             case messages.Ready():
                 self._ready[node] = event
             case messages.Listening():
@@ -262,6 +279,8 @@ class Launcher:
 
     def _finish(self, error: LaunchError | None) -> None:
         """Ends all agents, and says how it went in the status."""
+        if self._listener is not None:
+            self._listener.close()
         if self._ready:
             self._stop_gang()
         for node, channel in self._channels.items():

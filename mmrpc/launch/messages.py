@@ -38,6 +38,13 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """To an agent that was started by hand: it may not take part."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Listen:
     """To the agent of the master's node: open the store. Answered by `Listening`."""
 
@@ -61,6 +68,14 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Kill:
     """To every agent: SIGKILL now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """From an agent that was started by hand, first: who it is."""
+
+    node: str
+    config_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +153,13 @@ class Status:
     document: dict[str, Any]
 
 
-Command = Setup | Listen | Start | Stop | Kill
-Event = Ready | Listening | Started | Exited | Line | Stopped | Failed | Status
+Command = Setup | Refused | Listen | Start | Stop | Kill
+Event = Hello | Ready | Listening | Started | Exited | Line | Stopped | Failed | Status
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        *(Setup, Listen, Start, Stop, Kill),
-        *(Ready, Listening, Started, Exited, Line, Stopped, Failed, Status),
+        *(Setup, Refused, Listen, Start, Stop, Kill),
+        *(Hello, Ready, Listening, Started, Exited, Line, Stopped, Failed, Status),
     )
 }
 

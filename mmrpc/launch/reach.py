@@ -6,8 +6,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from mmrpc.errors import ConfigError
-
 if TYPE_CHECKING:
     from mmrpc.config import ClusterConfig
 
@@ -23,19 +21,22 @@ def command(
         cluster: The resolved config.
         node: Where the agent shall run.
         slurm_nodes: Slurm's name of each node, for ``via: slurm``.
-
-    Raises:
-        ConfigError: If nothing says how to reach the node.
     """
     agent = [cluster.nodes[node].python or sys.executable, "-m", AGENT_MODULE]
     match cluster.launch.via:
-        case "local":
+        case "local" | "manual":  # by hand means the other nodes
             return agent
         case "ssh":
             return [*_ssh(cluster, node), shlex.join(agent)]
         case "slurm":
             return [*_srun(cluster, (slurm_nodes or {})[node]), *agent]
-    raise ConfigError("agents are started by hand", key="launch.via")
+
+
+def by_hand(cluster: ClusterConfig, node: str) -> str:
+    """Gives what a person types on a node that nothing here can reach."""
+    config = cluster.nodes[node]
+    enter = f"cd {shlex.quote(config.cwd)} && " if config.cwd else ""
+    return f"{enter}{config.python or 'python'} -m mmrpc.cli agent CONFIG --node {node}"
 
 
 def _ssh(cluster: ClusterConfig, node: str) -> list[str]:
