@@ -1,0 +1,105 @@
+"""Two processes that send plain tensors through torch's own RPC: what the demo compares with."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed.rpc as torch_rpc
+from torch.distributed.rpc import internal as torch_internal
+
+
+def read_all(x: torch.Tensor) -> float:
+    """Reads every byte."""
+    return x.sum().item()
+
+
+class PlainPair:
+    """A sender and a receiver under torch's own RPC, in its default configuration.
+
+    They are stopped while it is not their turn: torch's default transport polls, and would take
+    the cores from whatever is measured in between.
+
+    Args:
+        directory: An empty directory, for the rendezvous.
+    """
+
+    def __init__(self, directory: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._processes = [
+            context.Process(target=_sender, args=(directory, theirs), daemon=True),
+            context.Process(target=_receiver, args=(directory,), daemon=True),
+        ]
+        for process in self._processes:
+            process.start()
+        theirs.close()
+        self._pipe.recv()
+        self._signal(signal.SIGSTOP)
+
+    def send(self, numel: int) -> tuple[float, int]:
+        """Sends a float32 tensor of so many elements to be read; gives seconds and bytes."""
+        with self._running():
+            self._pipe.send(numel)
+            return self._pipe.recv()
+
+    def close(self) -> None:
+        """Ends both."""
+        self._signal(signal.SIGCONT)
+        self._pipe.send(None)
+        for process in self._processes:
+            process.join()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            os.kill(process.pid, number)
+
+
+def _join(directory: str, rank: int) -> None:
+    torch_rpc.init_rpc(
+        f"plain{rank}",
+        rank=rank,
+        world_size=2,
+        rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{directory}/rendezvous"
+        ),
+    )
+
+
+def _sender(directory: str, pipe: Connection) -> None:
+    _join(directory, 0)
+    pipe.send("ready")
+    x = torch.empty(0)
+    while (numel := pipe.recv()) is not None:
+        if x.numel() != numel:
+            x = torch.randn(numel)
+        start = time.perf_counter()
+        torch_rpc.rpc_sync("plain1", read_all, (x,))
+        elapsed_s = time.perf_counter() - start
+        pipe.send((elapsed_s, _message_nbytes(x)))
+    torch_rpc.shutdown()
+
+
+def _receiver(directory: str) -> None:
+    _join(directory, 1)
+    torch_rpc.shutdown()
+
+
+def _message_nbytes(x: torch.Tensor) -> int:
+    call = torch_internal.PythonUDF(read_all, (x,), {})
+    data, tensors = torch_internal.serialize(call)
+    return len(data) + sum(tensor.nbytes for tensor in tensors)
