@@ -144,10 +144,8 @@ class PathError(MmrpcError):
 
     def __init__(self, reason: str = "", *, path: Any = None, **details: Any) -> None:
         super().__init__(reason, path=None if path is None else str(path), **details)
-        if isinstance(self, OSError):
-            # Generic handlers of OSError look at these; str() and pickling are ours.
-            self.errno = self.errno_default
-            self.filename = self.path
+        if self.errno_default is not None:
+            _fill_os_error(self, self.errno_default, self.path)
 
     def _subject(self) -> str:
         if self.path is None:
@@ -155,6 +153,12 @@ class PathError(MmrpcError):
         who = f"{self.node} {self.verb}" if self.node else self.verb
         mount = f" (mount {self.mount!r})" if self.mount else ""
         return f"{who} {self.path!r}{mount}"
+
+
+def _fill_os_error(error: Any, number: int, path: str | None) -> None:
+    """Sets what generic handlers of OSError look at; text and pickled form stay ours."""
+    error.errno = number
+    error.filename = path
 
 
 class PathNotFoundError(PathError, FileNotFoundError):

@@ -7,15 +7,16 @@ mappings, not believed.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmrpc.core import files
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileIdentity, Mode
 from mmrpc.core.mapping import FileMapping
 from mmrpc.errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class BorrowedMapping(FileMapping):

@@ -7,14 +7,16 @@ value. A base class of `MemoryMappedTensor`, so that its file can be about what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 
 from mmrpc.core import creation
-from mmrpc.core.creation import Filename
 from mmrpc.core.layout import parse_size
 from mmrpc.errors import LayoutError
+
+if TYPE_CHECKING:
+    from mmrpc.core.creation import Filename
 
 Size = Sequence[int] | torch.Tensor
 Device = torch.device | str | int | None

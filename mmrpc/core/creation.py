@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,10 +12,14 @@ from mmrpc.core import files, mapping, memory
 from mmrpc.core.identity import identify
 from mmrpc.core.layout import Layout, check_nested_sizes, dtype_name
 from mmrpc.core.location import FileIdentity, Mode
-from mmrpc.core.mapping import Mapping
 from mmrpc.core.nested import NestedLayout, nested_tensor_of
 from mmrpc.core.storage import byte_view, tensor_of
 from mmrpc.errors import LayoutError, PathNotFoundError, UnsupportedTensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mmrpc.core.mapping import Mapping
 
 AnyLayout = Layout | NestedLayout
 Filename = str | os.PathLike[str]
@@ -128,7 +131,8 @@ def check_source(source: Any) -> torch.Tensor:
             hint="Only strided tensors with values can: convert it first.",
         )
     dtype_name(source.dtype)
-    return source.cpu()
+    cpu: torch.Tensor = source.cpu()
+    return cpu
 
 
 def layout_of_copy(source: torch.Tensor, shape: Any) -> tuple[AnyLayout, list[torch.Tensor]]:

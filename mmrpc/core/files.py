@@ -12,8 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mmrpc.core import libc, sweep
 from mmrpc.errors import (
@@ -25,6 +24,9 @@ from mmrpc.errors import (
     PathNotReadableError,
     PathNotWritableError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 # O_NONBLOCK: opening a FIFO must not wait for its other end.
 _OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

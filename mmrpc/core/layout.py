@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmrpc.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _MAX_BYTES = 2**63 - 1  # torch counts in int64
 _MAX_DIMS = 64
@@ -110,7 +112,7 @@ class Layout:
             dtype,
             tuple(tensor.shape),
             tensor.stride(),
-            start_bytes + tensor.storage_offset() * dtype.itemsize,
+            start_bytes + int(tensor.storage_offset()) * dtype.itemsize,
             tensor.is_conj(),
             tensor.is_neg(),
         )

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from mmrpc.core import files, libc, pagemap
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileIdentity, Mode
 from mmrpc.errors import FileTooShortError, PathNotWritableError, StaleReferenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -47,6 +49,12 @@ class Mapping:
         """Names what is mapped, for errors."""
         return self.path or "anonymous memory"
 
+    def has_private_writes(self, start: int, nbytes: int) -> bool:
+        """Whether a range holds what is in this process only, in no file."""
+        if self.mode is Mode.WRITE or not nbytes:
+            return False
+        return pagemap.has_private_pages(*self.pages(start, nbytes))
+
     def pages(self, start: int, nbytes: int) -> tuple[int, int]:
         """The whole pages, as address and length, that hold a range of the mapping."""
         first = (self.address + start) // PAGE_BYTES * PAGE_BYTES
@@ -74,12 +82,6 @@ class FileMapping(Mapping):
         identity = self.identity
         return status.st_ino == identity.inode and status.st_dev == identity.device
 
-    def has_private_writes(self, start: int, nbytes: int) -> bool:
-        """Whether a range holds what is in this process only, in no file."""
-        if self.mode is Mode.WRITE or not nbytes:
-            return False
-        return pagemap.has_private_pages(*self.pages(start, nbytes))
-
     def __del__(self) -> None:
         # `libc` is None when the interpreter ends; the kernel unmaps then.
         if self.address and libc is not None:
@@ -89,7 +91,8 @@ class FileMapping(Mapping):
 class Opener(Protocol):
     """Opens an existing regular file, as `mmrpc.core.files.open_regular` does."""
 
-    def __call__(self, path: str, *, writable: bool, node: str | None) -> int: ...
+    def __call__(self, path: str, *, writable: bool, node: str | None) -> int:
+        """Gives a descriptor, the caller's to close, or raises a `PathError`."""
 
 
 _lock = threading.Lock()

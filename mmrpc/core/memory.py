@@ -17,8 +17,7 @@ import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet, WeakValueDictionary
 
 from mmrpc.core import files, host, libc
@@ -32,6 +31,9 @@ from mmrpc.errors import (
     PathNotReadableError,
     StaleReferenceError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ARENA_BYTES: Final = 64 << 20  # address space only, until used
 _OWN_ARENA_FROM_BYTES: Final = 8 << 20

@@ -6,7 +6,7 @@ Torch's strided nested tensors are meant; the jagged layout has no views that a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -18,9 +18,11 @@ from mmrpc.core.layout import (
     numel,
     span_elements,
 )
-from mmrpc.core.mapping import Mapping
 from mmrpc.core.storage import tensor_of
 from mmrpc.errors import LayoutError
+
+if TYPE_CHECKING:
+    from mmrpc.core.mapping import Mapping
 
 Sizes = tuple[tuple[int, ...], ...]
 

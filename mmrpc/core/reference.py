@@ -124,13 +124,12 @@ def ref(tensor: torch.Tensor) -> TensorRef:
             tensor mapped with ``"r"`` that was written to holds values that nobody else has.
     """
     storage = mapped_storage(tensor)
-    if storage is None:
+    if storage is None or storage._mapping is None:
         raise NotSharedError(
             "the tensor is in this process's own memory",
             node=get_resolver().node,
             hint="Make it with MemoryMappedTensor.from_tensor(x, filename=...), or send x itself.",
         )
-    assert storage._mapping is not None
     mapping, start = storage._mapping, storage._start_bytes
     layout: Layout | NestedLayout
     if tensor.is_nested:
@@ -179,7 +178,7 @@ def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
 
 def reduce_storage(storage: MappedStorage) -> tuple[Any, ...]:
     """The pickled form of a mapped storage, as queues send it with each plain view."""
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
     return _load_storage, pack(ref(whole))
 
 

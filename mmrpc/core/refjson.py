@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,7 +21,7 @@ from mmrpc.core.nested import NestedLayout
 from mmrpc.core.reference import TensorRef
 from mmrpc.errors import LayoutError
 
-VERSION = 1
+VERSION: Final = 1
 """Version of the form. Later versions read earlier ones; unknown ones are refused."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -99,7 +99,7 @@ class _Nested(_Model):
 
 
 class _Ref(_Model):
-    mmrpc: Literal[1] = VERSION
+    mmrpc: Literal[1] = 1
     location: Annotated[_File | _Memory | _Mount, Field(discriminator="kind")]
     layout: Annotated[_Dense | _Nested, Field(discriminator="kind")]
     mode: Literal["r", "r+"]

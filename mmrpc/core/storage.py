@@ -7,14 +7,16 @@ view: that is how a plain ``x.t()`` is still known to be a piece of a file.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmrpc.core.layout import Layout, alignment_bytes
 from mmrpc.core.location import Mode
-from mmrpc.core.mapping import Mapping
 from mmrpc.errors import LayoutError
+
+if TYPE_CHECKING:
+    from mmrpc.core.mapping import Mapping
 
 
 class MappedStorage(torch.UntypedStorage):
@@ -28,7 +30,7 @@ class MappedStorage(torch.UntypedStorage):
     _start_bytes: int = 0
 
     @property
-    def filename(self) -> str | None:  # type: ignore[override]
+    def filename(self) -> str | None:
         """Absolute path of the file, if writes to the storage reach it."""
         mapping = self._mapping
         if mapping is None or mapping.mode is not Mode.WRITE:
@@ -68,7 +70,7 @@ def storage_of(mapping: Mapping, start_bytes: int, nbytes: int) -> MappedStorage
         buffer.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the storage
         storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
     else:
-        storage = torch.UntypedStorage(0)
+        storage = torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
     storage.__class__ = MappedStorage
     storage._mapping = mapping  # type: ignore[attr-defined]
     storage._start_bytes = start_bytes  # type: ignore[attr-defined]
@@ -79,7 +81,7 @@ def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:
     """Makes a plain tensor on its own piece of a mapping; nothing is copied."""
     storage = storage_of(mapping, layout.offset_bytes, layout.span_bytes)
     tensor = torch.empty(0, dtype=layout.dtype, device="cpu")
-    tensor = tensor.set_(storage, 0, layout.shape, layout.strides)  # type: ignore[call-overload]
+    tensor = tensor.set_(storage, 0, layout.shape, layout.strides)
     if layout.conj:
         tensor = torch.conj(tensor)
     if layout.neg:

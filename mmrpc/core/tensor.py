@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from mmrpc.core import creation, mapping, reference, upkeep, wrapping
 from mmrpc.core.constructors import Constructors, Device, Size, check_device
-from mmrpc.core.creation import Filename
 from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping
-from mmrpc.core.reference import TensorRef
 from mmrpc.core.storage import mapped_storage
 from mmrpc.errors import LayoutError, NotSharedError
+
+if TYPE_CHECKING:
+    from mmrpc.core.creation import Filename
+    from mmrpc.core.reference import TensorRef
 
 _T = TypeVar("_T", bound=torch.Tensor)
 
@@ -60,7 +62,7 @@ class MemoryMappedTensor(Constructors):
     """
 
     # Results of torch functions are plain tensors, at no cost.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(
         cls,
@@ -101,7 +103,7 @@ class MemoryMappedTensor(Constructors):
     @classmethod
     def _indexed(cls, plain: torch.Tensor, index: Any) -> Self:
         tensor = wrap(cls, plain)
-        return tensor if index is None else tensor[index]
+        return tensor if index is None else tensor[index]  # type: ignore[return-value]
 
     @classmethod
     def from_tensor(
@@ -300,7 +302,7 @@ class MemoryMappedTensor(Constructors):
         """
         upkeep.check(self)
 
-    def __getitem__(self, index: Any) -> torch.Tensor:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> torch.Tensor:
         if "functorch.dim" in sys.modules:
             wrapping.refuse_dims(index)
         out = _getitem(self, index)
@@ -321,7 +323,7 @@ class MemoryMappedTensor(Constructors):
         parts = super().unbind(dim)
         return tuple([self._part(part, (*before, i)) for i, part in enumerate(parts)])
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:  # type: ignore[override]
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """`chunks` views, as `torch.Tensor.chunk`; they keep the file."""
         return self._slices(super().chunk(chunks, dim), dim)
 
@@ -329,7 +331,7 @@ class MemoryMappedTensor(Constructors):
         self, split_size: int | list[int], dim: int = 0
     ) -> tuple[Self, ...]:
         """Views of `split_size` rows, as `torch.Tensor.split`; they keep the file."""
-        return self._slices(super().split(split_size, dim), dim)
+        return self._slices(super().split(split_size, dim), dim)  # type: ignore[no-untyped-call]
 
     def _slices(self, parts: Any, dim: int) -> tuple[Self, ...]:
         before = (slice(None),) * (dim % max(self.dim(), 1))
@@ -364,7 +366,7 @@ class MemoryMappedTensor(Constructors):
         storage = mapped_storage(self)
         if storage is None:
             return self.ref()  # says why there is none
-        return reference.ref(torch.empty(0, dtype=torch.uint8).set_(storage))  # type: ignore[call-overload]
+        return reference.ref(torch.empty(0, dtype=torch.uint8).set_(storage))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Refused: a mapped tensor cannot require gradients.
@@ -377,7 +379,7 @@ class MemoryMappedTensor(Constructors):
         return self
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """False: a mapped tensor cannot require gradients."""
         return torch.Tensor.requires_grad.__get__(self)  # type: ignore[attr-defined,no-any-return]
 

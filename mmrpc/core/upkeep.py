@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from mmrpc.core import files, libc
 from mmrpc.core.layout import Layout
@@ -15,6 +13,9 @@ from mmrpc.core.nested import NestedLayout
 from mmrpc.core.resolver import get_resolver
 from mmrpc.core.storage import mapped_storage
 from mmrpc.errors import LayoutError, NotSharedError
+
+if TYPE_CHECKING:
+    import torch
 
 _NOT_OFFERED: Final = (errno.EINVAL, errno.ENOSYS)
 
@@ -53,7 +54,7 @@ def flush(tensor: torch.Tensor, *, wait: bool) -> None:
             # munmap is no flush on NFS, msync is; see nfs(5).
             libc.msync(*mapping.pages(start, nbytes), wait=wait)
         except OSError as error:
-            raise files.path_error(error, mapping.path, writing=True) from None
+            raise files.path_error(error, mapping.describe(), writing=True) from None
 
 
 def advise(tensor: torch.Tensor, advice: str) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmrpc.core import borrowed, creation
-from mmrpc.core.creation import Filename
 from mmrpc.core.layout import Layout, parse_size
 from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping
 from mmrpc.core.nested import NestedLayout
 from mmrpc.core.storage import MappedStorage, mapped_storage
 from mmrpc.errors import LayoutError, MmrpcError
+
+if TYPE_CHECKING:
+    from mmrpc.core.creation import Filename
 
 
 def size_of(shape: Any) -> tuple[int, ...] | torch.Tensor:
@@ -102,7 +104,7 @@ def from_storage(
     if isinstance(layout, NestedLayout):
         return _nested(storage, layout)
     tensor = torch.empty(0, dtype=layout.dtype, device="cpu")
-    return tensor.set_(storage, 0, layout.shape, layout.strides)  # type: ignore[call-overload,no-any-return]
+    return tensor.set_(storage, 0, layout.shape, layout.strides)
 
 
 def _dtype_of_typed(storage: torch.TypedStorage, dtype: torch.dtype | None) -> torch.dtype:
@@ -158,7 +160,7 @@ def _layout_in(
 def _nested(storage: torch.UntypedStorage, layout: NestedLayout) -> torch.Tensor:
     count = layout.span_bytes // layout.dtype.itemsize
     buffer = torch.empty(0, dtype=layout.dtype, device="cpu")
-    buffer = buffer.set_(storage, 0, (count,), (1,))  # type: ignore[call-overload]
+    buffer = buffer.set_(storage, 0, (count,), (1,))
     return layout.view_of(buffer)
 
 
