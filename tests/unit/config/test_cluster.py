@@ -84,9 +84,8 @@ def test_master_is_the_first_node_unless_said():
         ({"mounts": {"data": {"access": "write", "immutable": True}}}, "mounts.data", "immutable"),
         ({"roles": {}, "name": "a b"}, "name", "pattern"),
         ({"roles": {"r": {"target": "m:f", "workers": {"a": -1}}}}, "roles.r.workers", "negative"),
-        ({"roles": {"r": {"target": "m:f", "workers": {"c": 1}}}}, "master.node", "no worker runs"),
-        ({"roles": {"r": {"target": "m:f", "workers": {}}}}, "master.node", "no worker runs"),
-        ({"roles": {"r1": {"target": "m:f", "workers": {"a": 1}}}}, "roles.r1", "end in a digit"),
+        ({"roles": {"r": {"target": "m:f", "workers": {"c": 1}}}}, "roles.r.workers.c", "'c'"),
+        ({"roles": {"r": {"target": "m:f", "workers": {}}}}, "roles.r.workers", "no worker on any"),
         ({"roles": {"r": {"target": "m:f", "workers": {"a": True}, "args": [True]}}}, None, "str"),
         ({"logs": {"tee": ["ps1"]}}, "logs.tee.0", "did you mean 'ps0'"),
     ],
@@ -109,18 +108,23 @@ def test_all_problems_are_told_at_once():
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("one", "two"), [("/srv", "/srv/x"), ("/srv", "/srv"), ("s3://b", "s3://b/x")]
-)
-def test_mounts_may_not_overlap_on_a_node(one, two):
-    """A file in two mounts would have two names with two sets of rights."""
-    with pytest.raises(ConfigError, match="may not overlap"):
-        parse_config(
-            {"nodes": {"a": {"mounts": {"x": one, "y": two}}}, "mounts": {"x": {}, "y": {}}}
-        )
-    parse_config(
-        {"nodes": {"a": {"mounts": {"x": "/srv", "y": "/srv2"}}}, "mounts": {"x": {}, "y": {}}}
-    )
+def test_names_of_workers_are_unique():
+    """Two roles cannot both have a worker of one name."""
+    roles = {
+        "ps": {"target": "m:f", "workers": {"a": 11}},
+        "ps1": {"target": "m:f", "workers": {"a": 1}},
+    }
+    with pytest.raises(ConfigError, match="both have a worker ps10"):
+        parse_config(tree(roles=roles))
+
+
+def test_rank_0_needs_the_master_unless_an_agent_is_there():
+    """Without a launcher, rank 0 hosts the rendezvous and must be on the master's node."""
+    roles = {"r": {"target": "m:f", "workers": {"b": 1}}}
+    master = {"port": 29400}
+    parse_config(tree(roles=roles, master=master))
+    with pytest.raises(ConfigError, match="no worker runs on 'a', and rank 0 must"):
+        parse_config(tree(roles=roles, master=master, launch={"via": "manual"}))
 
 
 def test_an_idle_node_needs_no_mounts():
