@@ -208,6 +208,9 @@ class Agent:
                 f"{error.strerror or error}",
                 hint="Check nodes.<master>.host and the firewall between the nodes.",
             ) from None
+        if not self._plans:
+            self._send(messages.Started({}))
+            return
         env = attempt_env(start.attempt, start.master_addr, start.master_port)
         try:
             self._gang = Gang(self._plans, env, self._show, start.attempt)

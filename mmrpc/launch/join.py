@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from queue import SimpleQueue
 
+    from mmrpc.config import ClusterConfig
+
 _HELLO_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
 
@@ -107,6 +109,22 @@ class Listener:
         if hello.config_hash != self._config_hash:
             return "the launcher has another config; give every node the same"
         return None
+
+
+def serve(cluster: ClusterConfig, node: str) -> int:
+    """Runs the agent of this node until the launcher ends it; gives the exit code.
+
+    Raises:
+        LaunchError: If the launcher is not found, or does not take us.
+    """
+    from mmrpc.config import config_hash
+    from mmrpc.launch.agent import Agent
+
+    hello = messages.Hello(node, config_hash(cluster))
+    host = cluster.nodes[cluster.master.node].host
+    timeout_s = cluster.launch.start_timeout_s
+    with connect(host, cluster.master.port, hello, timeout_s) as connection:
+        return Agent(connection.fileno(), connection.fileno(), cluster).run()
 
 
 def connect(

@@ -50,14 +50,15 @@ class Launcher:
 
     Attributes:
         run: What is run.
+        slurm_nodes: Slurm's name of each node, for ``via: slurm``.
     """
 
     def __init__(
         self, cluster: ClusterConfig, arguments: tuple[str, ...] = (), *, check_only: bool = False
     ) -> None:
-        self._slurm_nodes: dict[str, str] = {}
+        self.slurm_nodes: dict[str, str] = {}
         if cluster.launch.via == "slurm":
-            cluster, self._slurm_nodes = slurm.place(cluster)
+            cluster, self.slurm_nodes = slurm.place(cluster)
         self._check_only = check_only
         self.run = Run(
             cluster, uuid.uuid4().hex, logs.run_name(cluster.name), arguments, cwd=os.getcwd()
@@ -74,6 +75,11 @@ class Launcher:
         self._port = 0
         self._started: set[str] = set()
         self._document: dict[str, Any] = {}
+
+    @property
+    def reached(self) -> list[str]:
+        """Nodes whose agents have reported."""
+        return [node for node in self.run.nodes() if node in self._ready]
 
     def launch(self) -> None:
         """Runs the job to its end.
@@ -145,14 +151,14 @@ class Launcher:
         for node in self.run.nodes():
             if node in awaited:
                 continue
-            command = reach.command(cluster, node, self._slurm_nodes)
+            command = reach.command(cluster, node, self.slurm_nodes)
             try:
                 channel = ProcessChannel(node, self._events, command)
             except OSError as error:
                 raise causes.cannot_run(node, command[0], error, cluster) from None
             self._set_up(node, channel)
         timeout_s = cluster.launch.start_timeout_s
-        nodes = set(self.run.nodes())
+        nodes = set(self.run.nodes()) - (awaited if self._check_only else set())
         if not self._pump(lambda: self._ready.keys() >= nodes, timeout_s):
             raise causes.absent(sorted(nodes - self._ready.keys()), timeout_s)
         causes.raise_problems({node: ready.problems for node, ready in self._ready.items()})

@@ -51,10 +51,10 @@ class Run:
         return os.path.join(base, self.name)
 
     def nodes(self) -> list[str]:
-        """Nodes that run workers, the master's first."""
+        """The master's node, whose agent hosts the store, then the others that run workers."""
+        master = self.cluster.master.node
         busy = {worker.node for worker in self.cluster.workers()}
-        first = self.cluster.master.node
-        return sorted(busy, key=lambda node: (node != first, list(self.cluster.nodes).index(node)))
+        return [master, *(node for node in self.cluster.nodes if node in busy - {master})]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,5 @@
+"""``python -m mmrpc.cli``."""
+
+from mmrpc.cli import app
+
+app(prog_name="mmrpc")
