@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from mmrpc.core.identity import identify
-from mmrpc.core.location import FileIdentity
+
+if TYPE_CHECKING:
+    from mmrpc.core.location import FileIdentity
 
 _KEPT = 4096
 
@@ -20,23 +23,28 @@ def digest_of(fd: int) -> str:
 
 
 class Digests:
-    """Remembers digests of files that nobody may write, as far as that can be seen.
+    """Remembers the digests of files that nobody is said to write.
 
-    Times of change do not tell of writes through a mapping on every file system, so only the
-    digest of a file without any write permission is kept.
+    Not on every file system does the time of change tell of writes through a mapping, so it
+    alone is not trusted.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[FileIdentity, int, int, int], str] = OrderedDict()
 
-    def of(self, fd: int) -> str:
-        """Gives ``sha256:…`` of the file that a descriptor is open on."""
+    def of(self, fd: int, *, keep: bool) -> str:
+        """Gives ``sha256:…`` of the file that a descriptor is open on.
+
+        Args:
+            fd: The descriptor.
+            keep: Whether nobody writes to the file, so that its digest stays as it is.
+        """
         status = os.fstat(fd)
         key = (identify(fd, status), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known = self._known.get(key)
+        known = self._known.get(key) if keep else None
         if known is None:
             known = digest_of(fd)
-            if not status.st_mode & 0o222:
+            if keep:
                 self._known[key] = known
                 if len(self._known) > _KEPT:
                     self._known.popitem(last=False)

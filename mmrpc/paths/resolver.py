@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mmrpc.core import libc
 from mmrpc.core.host import host_id
@@ -15,32 +14,24 @@ from mmrpc.core.location import FileLocation, Location, Mode, MountLocation
 from mmrpc.core.mapping import FileMapping, Mapping
 from mmrpc.core.resolver import HostResolver, stale_file
 from mmrpc.errors import (
-    MountTimeoutError,
     NotSharedError,
     OutsideMountsError,
     PathNotWritableError,
     StaleReferenceError,
 )
-from mmrpc.paths.beneath import look_beneath, open_beneath
+from mmrpc.paths.access import MountAccess, Policy
 from mmrpc.paths.content import Digests
-from mmrpc.paths.deadline import Deadline
-from mmrpc.paths.fstype import FileSystem, file_system_of
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.reading import map_checked
 from mmrpc.paths.relative import split_relative
 from mmrpc.paths.verify import check_found
-from mmrpc.paths.visibility import until_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from collections.abc import Mapping as MappingType
 
-    from mmrpc.config.models import RpcConfig
     from mmrpc.paths.mounts import Mount, MountTable
     from mmrpc.paths.stage import Stage
-    from mmrpc.paths.verify import Verify
-
-T = TypeVar("T")
 
 _destination: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "mmrpc_destination", default=None
@@ -61,21 +52,6 @@ def sending_to(host: str | None) -> Iterator[None]:
         yield
     finally:
         _destination.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What a node does about references; the fields are those of `mmrpc.config.RpcConfig`."""
-
-    verify: Verify = "stat"
-    same_host_paths: bool = True
-    mount_timeout_s: float = 10.0
-    visibility_timeout_s: float = 30.0
-
-    @classmethod
-    def from_config(cls, rpc: RpcConfig) -> Policy:
-        """Takes the fields from a config."""
-        return cls(rpc.verify, rpc.same_host_paths, rpc.mount_timeout_s, rpc.visibility_timeout_s)
 
 
 class ClusterResolver:
@@ -108,8 +84,7 @@ class ClusterResolver:
         self._is_alone = is_alone
         self._host = HostResolver(self.node)
         self._digests = Digests()
-        self._deadlines = {mount.name: Deadline(self._policy.mount_timeout_s) for mount in table}
-        self._file_systems: dict[str, FileSystem] = {}
+        self._access = MountAccess(self._policy, node=self.node)
 
     def locate(self, mapping: Mapping) -> Location:
         """Says where a mapping's bytes are; see `Resolver.locate`.
@@ -121,7 +96,8 @@ class ClusterResolver:
         origin = self._stage.origin_of(mapping.path) if self._stage else None
         if origin is not None:
             mount = self._table.get(origin.mount)
-            content = origin.digest if mount is not None and mount.is_mixed else origin.tag
+            is_mixed = mount is not None and mount.is_mixed
+            content = origin.digest if is_mixed else origin.tag
             return MountLocation(
                 origin.mount,
                 origin.path,
@@ -141,12 +117,8 @@ class ClusterResolver:
 
     def _locate_in(self, mount: Mount, relative: str, mapping: FileMapping) -> MountLocation | None:
         """Gives the place of a mapped file in a mount; None if a symbolic link leads there."""
-
-        def look() -> int:
-            return look_beneath(mount.root, relative, mount=mount.name, node=self.node)
-
         try:
-            fd = self._answered(mount, look)
+            fd = self._access.look(mount, relative)
         except OutsideMountsError:
             return None
         try:
@@ -169,9 +141,9 @@ class ClusterResolver:
         return self._is_alone or _destination.get() == host_id()
 
     def _digest(self, mount: Mount, relative: str) -> str:
-        fd = open_beneath(mount.root, relative, mount=mount.name, node=self.node)
+        fd = self._access.open(mount, relative, writable=False, is_foreign=False)
         try:
-            return self._digests.of(fd)
+            return self._digests.of(fd, keep=mount.immutable)
         finally:
             os.close(fd)
 
@@ -224,11 +196,21 @@ class ClusterResolver:
                 hint=f"Say where it is in nodes.{self.node}.mounts.{location.mount}.",
             )
         split_relative(location.path, mount=mount.name, node=self.node)
-        if mode is Mode.WRITE:
-            self._check_may_write(mount, location)
         if not mount.is_local:
             return self._attach_remote(mount, location, mode, needed_bytes)
-        fd = self._open(mount, location, writable=mode is Mode.WRITE)
+        is_foreign = location.host != host_id()
+        proof = self._proof(mount) if is_foreign else None
+        if is_foreign and proof is None:
+            raise NotSharedError(
+                "nothing proves that the mount holds the same files on both hosts",
+                path=mount.local_path(location.path),
+                mount=mount.name,
+                node=self.node,
+                hint=f"Set mounts.{mount.name}.trust to declared if you know that it does.",
+            )
+        fd = self._access.open(
+            mount, location.path, writable=mode is Mode.WRITE, is_foreign=is_foreign
+        )
         try:
             status = os.fstat(fd)
             identity = identify(fd, status)
@@ -240,14 +222,14 @@ class ClusterResolver:
                 needed_bytes,
                 path=path,
                 node=self.node,
-                proof=self._proof(mount) if location.host != host_id() else None,
+                proof=proof,
                 verify=self._policy.verify,
                 is_mixed=mount.is_mixed,
-                digest=lambda: self._digests.of(fd),
+                digest=lambda: self._digests.of(fd, keep=mount.immutable),
             )
             reader = mount.reader or (
                 # Shared writes need a mapping; a default must not forbid them.
-                "mmap" if mode is Mode.WRITE else self._file_system(mount).default_reader
+                "mmap" if mode is Mode.WRITE else self._access.file_system(mount).default_reader
             )
             return map_checked(
                 fd,
@@ -262,55 +244,17 @@ class ClusterResolver:
         finally:
             os.close(fd)
 
-    def _check_may_write(self, mount: Mount, location: MountLocation) -> None:
-        if mount.is_local and mount.access == "write":
-            return
-        if mount.is_local:
-            reason = "the config gives the mount access: read, and the reference shares writes"
-            hint = f'Send it opened with mode "r", or set mounts.{mount.name}.access to write.'
-        else:
-            reason = "the mount is remote here, and writes to a copy of a file reach nobody"
-            hint = 'Send it opened with mode "r".'
-        raise PathNotWritableError(
-            reason, path=location.path, mount=mount.name, node=self.node, hint=hint
-        )
-
-    def _open(self, mount: Mount, location: MountLocation, *, writable: bool) -> int:
-        """Opens a file in a local mount, waiting for it if another host made it."""
-        is_foreign = location.host != host_id()
-        if is_foreign and self._proof(mount) is None:
-            raise NotSharedError(
-                "nothing proves that the mount holds the same files on both hosts",
-                path=mount.local_path(location.path),
-                mount=mount.name,
-                node=self.node,
-                hint=f"Set mounts.{mount.name}.trust to declared if you know that it does.",
-            )
-
-        def find() -> int:
-            return self._answered(
-                mount,
-                lambda: open_beneath(
-                    mount.root,
-                    location.path,
-                    writable=writable,
-                    same_file_system=is_foreign,
-                    mount=mount.name,
-                    node=self.node,
-                ),
-            )
-
-        can_lag = is_foreign and not self._file_system(mount).is_local
-        return until_visible(
-            find,
-            root=mount.root,
-            relative=location.path,
-            timeout_s=self._policy.visibility_timeout_s if can_lag else 0.0,
-        )
-
     def _attach_remote(
         self, mount: Mount, location: MountLocation, mode: Mode, needed_bytes: int
     ) -> Mapping:
+        if mode is Mode.WRITE:
+            raise PathNotWritableError(
+                "the mount is remote here, and writes to a copy of an object reach nobody",
+                path=location.path,
+                mount=mount.name,
+                node=self.node,
+                hint='Send it opened with mode "r".',
+            )
         if self._stage is None:
             raise NotSharedError(
                 "the mount is remote here, and this node has no cache_dir",
@@ -358,33 +302,3 @@ class ClusterResolver:
         if proof is None and mount.trust == "declared":
             return Proof(mount.name, "declared")
         return proof
-
-    def _file_system(self, mount: Mount) -> FileSystem:
-        known = self._file_systems.get(mount.name)
-        if known is None:
-            known = self._within(mount, lambda: file_system_of(mount.root))
-            self._file_systems[mount.name] = known
-        return known
-
-    def _answered(self, mount: Mount, find: Callable[[], int]) -> int:
-        """Calls what opens a file; in another thread, with a deadline, if it could hang."""
-        if self._file_system(mount).is_local:
-            return find()
-        return self._within(mount, find, undo=os.close)
-
-    def _within(
-        self, mount: Mount, call: Callable[[], T], undo: Callable[[T], object] | None = None
-    ) -> T:
-        try:
-            return self._deadlines[mount.name].call(call, undo=undo)
-        except TimeoutError as error:
-            if isinstance(error, MountTimeoutError):
-                raise
-            raise MountTimeoutError(
-                str(error),
-                path=mount.root,
-                mount=mount.name,
-                node=self.node,
-                hint="Is the server up? The limit is rpc.mount_timeout_s.",
-                timeout_s=self._policy.mount_timeout_s,
-            ) from None

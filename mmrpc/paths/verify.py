@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from mmrpc.core.host import host_id
-from mmrpc.core.resolver import stale_file
 from mmrpc.errors import FileTooShortError, StaleReferenceError
 
 if TYPE_CHECKING:
@@ -59,24 +57,39 @@ def check_found(
             needed_bytes=needed_bytes,
             actual_bytes=status.st_size,
         )
-    meant = location.identity
-    if is_mixed:
-        if not location.content and location.host == host_id():
-            # Made for this host only, by a node that has the mount as a directory too.
-            same = identity == meant
-        else:
-            same = location.content == digest()
-    elif proof is None:
-        same = identity == meant
-    else:
-        same = verify == "none" or (
-            status.st_size == location.size_bytes
-            and (not proof.inodes_comparable or identity.inode == meant.inode)
-            and (not proof.generations_comparable or identity.generation == meant.generation)
+    reason = _difference(location, identity, status, proof, verify, is_mixed, digest)
+    if reason is not None:
+        raise StaleReferenceError(
+            reason,
+            path=path,
+            mount=location.mount,
+            node=node,
+            hint="It was replaced or changed after the reference was made: send a new reference.",
         )
-        if same and verify == "digest":
-            same = location.content == digest()
-    if not same:
-        error: StaleReferenceError = stale_file(path, node)
-        error.mount = location.mount
-        raise error
+
+
+def _difference(
+    location: MountLocation,
+    identity: FileIdentity,
+    status: os.stat_result,
+    proof: Proof | None,
+    verify: Verify,
+    is_mixed: bool,
+    digest: Callable[[], str],
+) -> str | None:
+    meant = location.identity
+    # A node that has a mixed mount as a directory too may have made the reference for this host.
+    if proof is None and not (is_mixed and location.content):
+        return None if identity == meant else "another file has that name now"
+    if verify == "none" and not is_mixed:
+        return None
+    if status.st_size != location.size_bytes:
+        return f"it has {status.st_size:,} bytes, and {location.size_bytes:,} were meant"
+    if proof is not None and (
+        (proof.inodes_comparable and identity.inode != meant.inode)
+        or (proof.generations_comparable and identity.generation != meant.generation)
+    ):
+        return "another file has that name now"
+    if (is_mixed or verify == "digest") and location.content != digest():
+        return "its content is not the one that was meant"
+    return None
