@@ -81,6 +81,7 @@ def path_error(
 
 
 _LINK_HINT = "Give the path that it points to; a link can be pointed elsewhere at any time."
+_OTHER_HINT = "Only the bytes of a regular file can be mapped: was it replaced?"
 
 
 def _nearest_existing(path: str) -> str:
@@ -119,7 +120,7 @@ def check_regular(status: os.stat_result, path: str, *, node: str | None = None)
     if stat.S_ISREG(status.st_mode):
         return
     kind = next((name for test, name in _KINDS if test(status.st_mode)), "of an unknown kind")
-    hint = _LINK_HINT if stat.S_ISLNK(status.st_mode) else None
+    hint = _LINK_HINT if stat.S_ISLNK(status.st_mode) else _OTHER_HINT
     raise NotRegularFileError(f"it is {kind}", path=path, node=node, hint=hint)
 
 
