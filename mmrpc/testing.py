@@ -171,17 +171,13 @@ def _work(task: _Task, rank: int, name: str, answers: connection.Connection) -> 
         from mmrpc import rpc
 
         rpc.init_rpc(name, rank=rank, world_size=task.world_size, **task.init)
-        try:
-            value = task.fn(rank, *task.args)
-        except BaseException:
-            # The others must not wait for this one.
-            rpc.shutdown(graceful=False)
-            raise
+        value = task.fn(rank, *task.args)
         if task.shutdown:
             rpc.shutdown()
         message = pickle.dumps((True, value))
     except BaseException:
         message = pickle.dumps((False, traceback.format_exc()))
+    # Before the others can notice that this worker is lost, and fail for that reason.
     with contextlib.suppress(BrokenPipeError):
         answers.send_bytes(message)
     answers.close()

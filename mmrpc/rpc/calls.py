@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmrpc.core.reference import is_mapped
 from mmrpc.rpc import faults, torchrpc, wire
 from mmrpc.rpc.faults import Call
 from mmrpc.rpc.futures import Future, new_future
@@ -127,12 +128,22 @@ def _prepare(
     args, kwargs = tuple(args or ()), dict(kwargs or {})
     call = Call(peer_name(to), _name_of(func, args))
     script = getattr(func, "_wrapped_async_rpc_function", func)
-    if isinstance(script, torch.jit.ScriptFunction):
-        # TorchScript runs without Python on the other side: nothing of ours could open a
-        # reference or wrap an RRef there.
+    if isinstance(script, torch.jit.ScriptFunction) and not _any_mapped((args, kwargs)):
+        # torch runs it there without Python; that knows no wrapped RRef, and no reference.
         plain = tuple(getattr(arg, "torch_rref", arg) for arg in args)
         return call, func, plain, {k: getattr(v, "torch_rref", v) for k, v in kwargs.items()}
     return call, serve, wire.encode((func, args, kwargs)), {}
+
+
+def _any_mapped(value: Any) -> bool:
+    """Whether a mapped tensor is among what TorchScript takes: tensors in plain containers."""
+    if isinstance(value, torch.Tensor):
+        return is_mapped(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return any(map(_any_mapped, value))
 
 
 def _name_of(func: Callable[..., Any], args: Sequence[Any]) -> str:

@@ -39,7 +39,9 @@ class Call:
 
 _TIMEOUT = re.compile(r"RPC ran for more than set timeout \((?P<ms>\d+) ms\)|RPCErr:1:")
 _LOST = re.compile(
-    r"\beof \(this error originated"
+    # What TensorPipe says for a closed pipe depends on the transport; that it is TensorPipe who
+    # says it, does not.
+    r"\(this error originated at tensorpipe/"
     r"|connection (?:reset|refused|aborted)|broken pipe|not connected|host is unreachable"
     r"|network is unreachable|\bE(?:CONNRESET|CONNREFUSED|PIPE|NOTCONN|HOSTUNREACH|NETUNREACH)\b"
     r"|pipe (?:closed|was closed)|connection timed out|transport retry counter exceeded",

@@ -55,6 +55,7 @@ def encode(obj: Any) -> Message:
         table.setdefault(cls, carry)
     for cls in _script_module_classes:
         table[cls] = _reduce_script_module
+    table[torch.jit.ScriptFunction] = _reduce_script_function
     out = io.BytesIO()
     pickler = pickle.Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = table
@@ -143,6 +144,18 @@ _script_module_classes: tuple[type, ...] = (
     _jit.RecursiveScriptModule,
     _jit.TopLevelTracedModule,
 )
+
+
+def _reduce_script_function(function: Any) -> tuple[Any, ...]:
+    # By name, as torch's own RPC finds it in what the worker has imported.
+    return _find_script_function, (function.qualified_name,)
+
+
+def _find_script_function(name: str) -> Any:
+    function = _jit._state._python_cu.find_function(name)
+    if function is None:
+        raise AttributeError(f"no TorchScript function {name!r} is defined on this worker")
+    return function
 
 
 def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple[Any, ...]:
