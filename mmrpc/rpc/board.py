@@ -41,7 +41,7 @@ class Board:
         index = self._store.add(f"{self._prefix}in/count", 1)
         self._store.set(f"{self._prefix}in/{index}", message.model_dump_json())
 
-    def take(self) -> messages.Hello | messages.Probed | messages.Wrote | messages.Read | messages.Expired:  # noqa: E501
+    def take(self) -> messages.ToCoordinator:
         """Waits for the next message to the coordinator; only `Expired` limits how long."""
         self._taken += 1
         return messages.to_coordinator.validate_json(
@@ -53,9 +53,7 @@ class Board:
         index = self._told[rank] = self._told.get(rank, 0) + 1
         self._store.set(f"{self._prefix}out/{rank}/{index}", message.model_dump_json())
 
-    def hear(
-        self, rank: int, timeout_s: float
-    ) -> messages.ProbeTask | messages.WriteTask | messages.ReadTask | messages.Verdict:
+    def hear(self, rank: int, timeout_s: float) -> messages.ToRank:
         """Waits for what the coordinator tells this rank next.
 
         Raises:

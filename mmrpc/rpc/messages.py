@@ -6,19 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from mmrpc.rpc.report import Frozen, MountReport, Problem, Proof
-
-
-class FileMark(Frozen):
-    """What can be compared of one file as two nodes see it.
-
-    Attributes:
-        inode: Its inode number; 0 for an object.
-        generation: Its file handle or birth time, in hex; empty if not known or weak.
-    """
-
-    inode: int = 0
-    generation: str = ""
+from mmrpc.rpc.report import FileMark, Frozen, MountReport, Problem, Proof
 
 
 class Nonce(Frozen):
@@ -164,8 +152,10 @@ class Verdict(Frozen):
     coordinator: str
 
 
-ToCoordinator = Annotated[Hello | Probed | Wrote | Read | Expired, Field(discriminator="kind")]
-ToRank = Annotated[ProbeTask | WriteTask | ReadTask | Verdict, Field(discriminator="kind")]
+ToCoordinator = Hello | Probed | Wrote | Read | Expired
+ToRank = ProbeTask | WriteTask | ReadTask | Verdict
 
-to_coordinator: TypeAdapter[Hello | Probed | Wrote | Read | Expired] = TypeAdapter(ToCoordinator)
-to_rank: TypeAdapter[ProbeTask | WriteTask | ReadTask | Verdict] = TypeAdapter(ToRank)
+to_coordinator: TypeAdapter[ToCoordinator] = TypeAdapter(
+    Annotated[ToCoordinator, Field(discriminator="kind")]
+)
+to_rank: TypeAdapter[ToRank] = TypeAdapter(Annotated[ToRank, Field(discriminator="kind")])

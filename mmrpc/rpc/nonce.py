@@ -1,8 +1,8 @@
 """Files by which nodes prove that they mean the same directory: nonces and id files.
 
 A nonce is a small file with a random text, made for one handshake, flushed, read by the others
-and removed. Its name says which process made it, so that what a killed one left is recognised
-and removed by the next handshake on that host (or, after a day, on any).
+and removed. Its name says which process made it, so that the next handshake recognises what a
+killed one left: at once on the same host, and on another when it is too old to be in use.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import time
 from typing import TYPE_CHECKING
 
-from mmrpc.core import files, sweep
+from mmrpc.core import files, host
 from mmrpc.core.identity import identify
 from mmrpc.errors import NotSharedError, PathError, PathNotFoundError
-from mmrpc.rpc.messages import FileMark, Nonce
+from mmrpc.rpc.messages import Nonce
+from mmrpc.rpc.report import FileMark
 
 if TYPE_CHECKING:
     from mmrpc.paths.mounts import Mount
+    from mmrpc.paths.remote import Remote
 
 ID_FILE = ".mmrpc-mount"
 """Name of the file by which a mount that nobody may write is known."""
 
+_NONCE = re.compile(
+    r"\.mmrpc-nonce-(?P<host>[0-9a-f]{16})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{8}"
+)
+_OTHER_HOST_S = 600.0  # of another host's maker we know only the age
 _MAX_BYTES = 256
 _FIRST_WAIT_S = 0.02
 _LONGEST_WAIT_S = 1.0
@@ -39,16 +46,14 @@ def write(mount: Mount, node: str) -> Nonce:
         PathError: If it cannot be made; then nothing is left.
     """
     text = secrets.token_hex(16)
-    # The form of all temporary names, which a sweep knows.
-    name = os.path.basename(sweep.part_name(f"{mount.root}/nonce"))
+    maker = f"{host.memory_host_id()}-{os.getpid()}-{host.own_start_time()}"
+    name = f".mmrpc-nonce-{maker}-{secrets.token_hex(4)}"
     mark = FileMark()
     if mount.is_local:
         mark = _create(mount.local_path(name), text, node, mount.name)
     else:
         _remote(mount, node).write(name, text.encode())
-    return Nonce(
-        mount=mount.name, name=name, text=text, writer=node, path=mount.root, mark=mark
-    )
+    return Nonce(mount=mount.name, name=name, text=text, writer=node, path=mount.root, mark=mark)
 
 
 def _create(path: str, text: str, node: str, mount: str) -> FileMark:
@@ -126,6 +131,37 @@ def remove(mount: Mount, nonce: Nonce, node: str) -> None:
             _remote(mount, node).remove(nonce.name)
 
 
+def sweep(mount: Mount, nonce: Nonce, *, in_use_s: float) -> list[str]:
+    """Removes nonces that killed handshakes left in a local mount; gives their names.
+
+    Args:
+        mount: The mount.
+        nonce: One that was just written there: its time is that of the file system's clock.
+        in_use_s: Seconds for which another host's nonce may be in use.
+    """
+    removed: list[str] = []
+    if not mount.is_local:
+        return removed
+    with contextlib.suppress(OSError):
+        now = os.lstat(mount.local_path(nonce.name)).st_mtime
+        with os.scandir(mount.root) as entries:
+            for entry in entries:
+                if _is_stale(entry, now - max(in_use_s, _OTHER_HOST_S)):
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+                        removed.append(entry.name)
+    return removed
+
+
+def _is_stale(entry: os.DirEntry[str], before: float) -> bool:
+    match = _NONCE.fullmatch(entry.name)
+    if match is None:
+        return False
+    if match["host"] == host.memory_host_id():
+        return not host.is_alive(int(match["pid"]), int(match["started"]))
+    return entry.stat(follow_symlinks=False).st_mtime < before
+
+
 def read_id(mount: Mount, node: str) -> tuple[str, FileMark] | None:
     """Reads the id file of a mount, or gives None if there is none.
 
@@ -188,7 +224,7 @@ def _mark(fd: int) -> FileMark:
     return FileMark(inode=identity.inode, generation=generation)
 
 
-def _remote(mount: Mount, node: str):  # type: ignore[no-untyped-def]
+def _remote(mount: Mount, node: str) -> Remote:
     from mmrpc.paths.remote import Remote
 
     return Remote(mount, node=node)

@@ -57,6 +57,18 @@ class Problem(Frozen):
         return f"{who}{self.clause()}." + (f" {self.hint}" if self.hint else "")
 
 
+class FileMark(Frozen):
+    """What can be compared of one file as two nodes see it.
+
+    Attributes:
+        inode: Its inode number; 0 for an object.
+        generation: Its file handle or birth time, in hex; empty if not known or weak.
+    """
+
+    inode: int = 0
+    generation: str = ""
+
+
 class MountReport(Frozen):
     """One mount on one node.
 
@@ -66,11 +78,12 @@ class MountReport(Frozen):
         path: The absolute path or URL there.
         file_system: Type as the kernel calls it (``nfs4``), or the URL's scheme.
         implementation: fsspec's class and the version of its package, for a URL.
-        readable: Whether it can be listed and entered.
+        readable: Whether it can be listed and entered; None for a server that does not list.
         writable: Whether files can be made in it; None where only making one would tell.
         free_bytes: Bytes that an unprivileged user could still write; None if unknown.
         reader: How references are read there.
         mount_id: Content of its ``.mmrpc-mount`` file.
+        mount_mark: What that file looks like there.
         root: Identity of its directory on that host; empty for a URL.
         same_as_others: Whether the proof held on that node; None if nothing was proven.
         inode_comparable: Whether the file of the proof had one inode number on all nodes.
@@ -84,11 +97,12 @@ class MountReport(Frozen):
     path: str
     file_system: str = "unknown"
     implementation: str | None = None
-    readable: bool = False
+    readable: bool | None = False
     writable: bool | None = None
     free_bytes: int | None = None
     reader: Literal["mmap", "prefetch", "copy"] | None = None
     mount_id: str | None = None
+    mount_mark: FileMark | None = None
     root: str = ""
     same_as_others: bool | None = None
     inode_comparable: bool = False

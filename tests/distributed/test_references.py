@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ from mmrpc import MemoryMappedTensor, errors, rpc
 from tests.distributed.workers import by_every_way, run
 
 NOBODY = 65534
+PR_SET_DUMPABLE = 4
 
 
 @dataclass
@@ -110,6 +112,8 @@ def map_files(root: str, rank: int) -> None:
 def drop_privileges() -> None:
     if os.geteuid() == 0:
         os.setresuid(NOBODY, NOBODY, NOBODY)
+        # The change of user closed /proc/self to the process; a login as that user would not.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
 
 
 def take(received: Parcel) -> float:
