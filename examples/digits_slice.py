@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from plain_rpc import PlainPair, read_all
+from plain_rpc import PlainPair, idle_share, read_all
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -243,9 +243,14 @@ def main() -> None:
             torch.randn(LARGE_NUMEL), filename=directory / "large"
         )
         tables = digits, compare(large, 9, pair, console)
+        idle = idle_share([process.pid for process in readers], 1.0), pair.idle_share(1.0)
         pair.close()
         for table in tables:
             console.print(table)
+        console.print(
+            f"An idle process takes {idle[0]:.0%} of a core under mmrpc, and {idle[1]:.0%} under "
+            "torch's default\ntransport, which polls; that is what makes its small messages fast."
+        )
 
         console.print("\nA file is removed, and its tensor sent")
         send_a_removed_file(directory, console)

@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed.rpc as torch_rpc
@@ -18,6 +20,13 @@ from torch.distributed.rpc import internal as torch_internal
 def read_all(x: torch.Tensor) -> float:
     """Reads every byte."""
     return x.sum().item()
+
+
+def idle_share(pids: list[int], seconds: float) -> float:
+    """The share of a core that a process takes, as the mean of some processes."""
+    before = sum(map(_cpu_s, pids))
+    time.sleep(seconds)
+    return (sum(map(_cpu_s, pids)) - before) / seconds / len(pids)
 
 
 class PlainPair:
@@ -49,6 +58,11 @@ class PlainPair:
             self._pipe.send(numel)
             return self._pipe.recv()
 
+    def idle_share(self, seconds: float) -> float:
+        """The share of a core that each takes while it has nothing to do."""
+        with self._running():
+            return idle_share([process.pid for process in self._processes], seconds)
+
     def close(self) -> None:
         """Ends both."""
         self._signal(signal.SIGCONT)
@@ -70,6 +84,8 @@ class PlainPair:
 
 
 def _join(directory: str, rank: int) -> None:
+    # torch warns of its own use of a process group at every start.
+    warnings.filterwarnings("ignore", ".* as a ProcessGroup", UserWarning)
     torch_rpc.init_rpc(
         f"plain{rank}",
         rank=rank,
@@ -103,3 +119,8 @@ def _message_nbytes(x: torch.Tensor) -> int:
     call = torch_internal.PythonUDF(read_all, (x,), {})
     data, tensors = torch_internal.serialize(call)
     return len(data) + sum(tensor.nbytes for tensor in tensors)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
+from mmrpc.testing import free_port
 from tests.documents import ROOT, programs, run
 
 README = ROOT / "README.md"
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("localhost", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.mark.timeout(110)
@@ -39,8 +32,6 @@ def test_commands_are_targets() -> None:
 
 def test_extras_exist() -> None:
     """Every extra that the README names is in pyproject.toml."""
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(re.findall(r'"\.\[(\w+)\]"', README.read_text())) <= set(
         project["optional-dependencies"]
