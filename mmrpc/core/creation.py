@@ -36,19 +36,22 @@ def absolute_path(filename: Filename) -> str:
         TypeError: If it is no path.
         PathNotFoundError: If it is empty.
     """
-    path = os.fsdecode(os.fspath(filename))
-    if not path:
-        raise PathNotFoundError("the file name is empty", path=path)
-    path = os.path.join(os.getcwd(), path)
+    path = os.fsdecode(filename)
+    if not path.startswith("/"):
+        if not path:
+            raise PathNotFoundError("the file name is empty", path=path)
+        path = os.path.join(os.getcwd(), path)
     # `a/../b` is not `b` if `a` is a link; all else is only spelling.
     return path if ".." in path.split("/") else os.path.normpath(path)
 
 
-def layout_for(dtype: torch.dtype, size: tuple[int, ...] | torch.Tensor) -> AnyLayout:
-    """The layout of a new contiguous tensor; a 2-D tensor of sizes gives a nested one."""
+def layout_for(
+    dtype: torch.dtype, size: tuple[int, ...] | torch.Tensor, offset_bytes: int = 0
+) -> AnyLayout:
+    """The layout of a contiguous tensor, checked; a 2-D tensor of sizes gives a nested one."""
     if isinstance(size, torch.Tensor):
-        return NestedLayout.contiguous(dtype, size)
-    return Layout.contiguous(dtype, size)
+        return NestedLayout.contiguous(dtype, size, offset_bytes)
+    return Layout.contiguous(dtype, size, offset_bytes)
 
 
 def view(mapping: Mapping, layout: AnyLayout) -> torch.Tensor:

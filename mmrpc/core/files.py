@@ -125,7 +125,18 @@ def check_regular(status: os.stat_result, path: str, *, node: str | None = None)
 
 
 def open_regular(path: str, *, writable: bool = False, node: str | None = None) -> int:
-    """Opens an existing regular file; nothing is created, followed, truncated or waited for.
+    """Opens an existing regular file; nothing is created, followed, truncated or waited for."""
+    fd = open_existing(path, writable=writable, node=node)
+    try:
+        check_regular(os.fstat(fd), path, node=node)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_existing(path: str, *, writable: bool = False, node: str | None = None) -> int:
+    """Like `open_regular`, for those who look at what it is themselves: they have its `fstat`.
 
     Args:
         path: Absolute path.
@@ -139,17 +150,11 @@ def open_regular(path: str, *, writable: bool = False, node: str | None = None) 
         PathError: The subclass that fits.
     """
     try:
-        fd = os.open(path, _OPEN_FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
+        return os.open(path, _OPEN_FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
     except OSError as error:
         raise path_error(error, path, node=node, writing=writable and _exists(path)) from None
     except ValueError as error:  # a NUL in the path
         raise PathNotFoundError(str(error), path=path, node=node) from None
-    try:
-        check_regular(os.fstat(fd), path, node=node)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _exists(path: str) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 2**63 - 1  # torch counts in int64
 _MAX_DIMS = 64
+_ONLY_INT = {int}  # no bool, which is one too
 
 # Quantized dtypes carry parameters that raw bytes do not.
 DTYPES: dict[str, torch.dtype] = {
@@ -144,10 +145,10 @@ class Layout:
                 suit the dtype.
         """
         dtype_name(self.dtype)
-        numbers = (*self.shape, *self.strides, self.offset_bytes)
         if len(self.shape) != len(self.strides) or len(self.shape) > _MAX_DIMS:
             raise LayoutError(f"shape {self.shape} does not go with strides {self.strides}")
-        if any(type(n) is not int or n < 0 for n in numbers):
+        numbers = (*self.shape, *self.strides, self.offset_bytes)
+        if set(map(type, numbers)) != _ONLY_INT or min(numbers) < 0:
             raise LayoutError(
                 f"shape {self.shape}, strides {self.strides} and offset {self.offset_bytes} "
                 "must be integers that are not negative"

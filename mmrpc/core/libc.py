@@ -22,6 +22,17 @@ _RENAME_NOREPLACE = 1
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _MAX_HANDLE_BYTES = 128  # MAX_HANDLE_SZ of name_to_handle_at(2)
 
+
+class _FileHandle(ctypes.Structure):
+    """``struct file_handle``; the bytes are an array of c_ubyte, since c_char stops at a NUL."""
+
+    _fields_ = (
+        ("nbytes", ctypes.c_uint),
+        ("kind", ctypes.c_int),
+        ("handle", ctypes.c_ubyte * _MAX_HANDLE_BYTES),
+    )
+
+
 _libc.mmap.argtypes = (
     ctypes.c_void_p,
     ctypes.c_size_t,
@@ -34,6 +45,8 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+_name_to_handle_at = getattr(_libc, "name_to_handle_at", None)  # not in every C library
 
 ADVICE = {"random": 1, "sequential": 2, "willneed": 3, "dontneed": 4, "hugepage": 14}
 """Names of `madvise(2)` values; not ``MADV_DONTNEED`` on private maps: it drops their writes."""
@@ -78,17 +91,12 @@ def file_handle(fd: int) -> bytes | None:
 
     See name_to_handle_at(2). Unlike opening by handle, asking for it needs no privilege.
     """
-    buffer = ctypes.create_string_buffer(8 + _MAX_HANDLE_BYTES)
-    struct.pack_into("I", buffer, 0, _MAX_HANDLE_BYTES)
-    mount_id = ctypes.c_int()
-    try:
-        call = _libc.name_to_handle_at
-    except AttributeError:
+    handle, mount_id = _FileHandle(_MAX_HANDLE_BYTES), ctypes.c_int()
+    if _name_to_handle_at is None or _name_to_handle_at(
+        fd, b"", ctypes.byref(handle), ctypes.byref(mount_id), _AT_EMPTY_PATH
+    ):
         return None
-    if call(fd, b"", buffer, ctypes.byref(mount_id), _AT_EMPTY_PATH):
-        return None
-    (length,) = struct.unpack_from("I", buffer, 0)
-    return buffer.raw[8 : 8 + length]
+    return ctypes.string_at(ctypes.addressof(handle) + _FileHandle.handle.offset, handle.nbytes)
 
 
 def birth_time_ns(fd: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from mmrpc.core import files, libc, pagemap
@@ -19,6 +19,8 @@ from mmrpc.errors import FileTooShortError, PathNotWritableError, StaleReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mmrpc.core.location import Location
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,9 +34,20 @@ class Mapping:
         start_bytes: Where the first byte stands in the file or memory.
         mode: `Mode.WRITE` if writes are shared, `Mode.READ` if they stay in this process.
         path: Absolute path of the file; None for memory.
+        location: What a resolver found for it, to be found again; the resolver's to use.
+        packed: What `mmrpc.core.reference` made of a location, likewise.
     """
 
-    __slots__ = ("__weakref__", "address", "mode", "nbytes", "path", "start_bytes")
+    __slots__ = (
+        "__weakref__",
+        "address",
+        "location",
+        "mode",
+        "nbytes",
+        "packed",
+        "path",
+        "start_bytes",
+    )
 
     def __init__(
         self, address: int, nbytes: int, *, mode: Mode, path: str | None, start_bytes: int = 0
@@ -44,6 +57,8 @@ class Mapping:
         self.mode = mode
         self.path = path
         self.start_bytes = start_bytes
+        self.location: Location | None = None
+        self.packed: tuple[Location, tuple[Any, ...]] | None = None
 
     def describe(self) -> str:
         """Names what is mapped, for errors."""
@@ -89,7 +104,7 @@ class FileMapping(Mapping):
 
 
 class Opener(Protocol):
-    """Opens an existing regular file, as `mmrpc.core.files.open_regular` does."""
+    """Opens an existing file, as `mmrpc.core.files.open_existing` does."""
 
     def __call__(self, path: str, *, writable: bool, node: str | None) -> int:
         """Gives a descriptor, the caller's to close, or raises a `PathError`."""
@@ -112,7 +127,7 @@ def map_file(
     mode: Mode,
     needed_bytes: int = 0,
     *,
-    opener: Opener = files.open_regular,
+    opener: Opener = files.open_existing,
     check: Callable[[FileIdentity, os.stat_result], None] | None = None,
     node: str | None = None,
 ) -> FileMapping:
@@ -135,6 +150,7 @@ def map_file(
     fd = opener(path, writable=mode is Mode.WRITE, node=node)
     try:
         status = os.fstat(fd)
+        files.check_regular(status, path, node=node)
         identity = identify(fd, status)
         if check is not None:
             check(identity, status)

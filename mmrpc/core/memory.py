@@ -78,7 +78,7 @@ class Arena(Mapping):
         self.has_exports = False
         self.is_forked = False
 
-    def location(self) -> MemoryLocation:
+    def where(self) -> MemoryLocation:
         """Where others find it, while this process lives."""
         self.has_exports = True
         return MemoryLocation(
@@ -114,10 +114,10 @@ class Piece(Mapping):
         self.arena = arena
         self.is_exported = False
 
-    def location(self) -> MemoryLocation:
+    def where(self) -> MemoryLocation:
         """Where others find the arena; the piece stays as it is from now on."""
         self.is_exported = True
-        return self.arena.location()
+        return self.arena.where()
 
     def __del__(self) -> None:
         # This may run inside any allocation, also one that holds the lock: only note it there.
@@ -134,7 +134,7 @@ class ForeignMemory(Mapping):
         super().__init__(address, nbytes, mode=Mode.WRITE, path=None)
         self.origin = origin
 
-    def location(self) -> MemoryLocation:
+    def where(self) -> MemoryLocation:
         """Where it came from."""
         return self.origin
 

@@ -8,6 +8,7 @@ stand-in take its place that raises at its first use.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,13 @@ from mmrpc.core.location import (
     Mode,
     MountLocation,
 )
-from mmrpc.core.mapping import FileMapping, Mapping
 from mmrpc.core.nested import NestedLayout, nested_tensor_of
 from mmrpc.core.resolver import get_resolver
 from mmrpc.core.storage import MappedStorage, mapped_storage, storage_of, tensor_of
 from mmrpc.errors import LayoutError, MmrpcError, NotSharedError
 
 if TYPE_CHECKING:
+    from mmrpc.core.mapping import Mapping
     from mmrpc.core.tensor import MemoryMappedTensor
 
 
@@ -66,19 +67,13 @@ class TensorRef:
             StaleReferenceError: If another file has its name, or the owner of the memory ended.
             NotSharedError: If the bytes are where this node cannot reach them.
         """
-        from mmrpc.core.tensor import MemoryMappedTensor, wrap
-
-        return wrap(MemoryMappedTensor, self.open_plain(mode))
+        tensor: MemoryMappedTensor = _with_class(self.open_plain(mode), None)
+        return tensor
 
     def open_plain(self, mode: str | None = None) -> torch.Tensor:
         """Like `open`, but gives a plain `torch.Tensor` on the mapped storage."""
-        layout = self.layout.check()
-        mapping = get_resolver().attach(
-            self.location, self.mode if mode is None else parse_mode(mode), layout.end_bytes
-        )
-        if isinstance(layout, NestedLayout):
-            return nested_tensor_of(mapping, layout)
-        return tensor_of(mapping, layout)
+        wanted = self.mode if mode is None else parse_mode(mode)
+        return _open(self.location, self.layout.check(), wanted)
 
     def to_json(self) -> str:
         """The reference as one line of JSON, which `from_json` reads in any later version."""
@@ -99,6 +94,13 @@ class TensorRef:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_ref, pack(self)
+
+
+def _open(location: Location, layout: Layout | NestedLayout, mode: Mode) -> torch.Tensor:
+    mapping = get_resolver().attach(location, mode, layout.end_bytes)
+    if isinstance(layout, NestedLayout):
+        return nested_tensor_of(mapping, layout)
+    return tensor_of(mapping, layout)
 
 
 def parse_mode(mode: str) -> Mode:
@@ -123,6 +125,12 @@ def ref(tensor: torch.Tensor) -> TensorRef:
         NotSharedError: If its bytes are in no file and no shared memory, or not only there: a
             tensor mapped with ``"r"`` that was written to holds values that nobody else has.
     """
+    mapping, layout = _mapped(tensor)
+    return TensorRef(get_resolver().locate(mapping), layout, mapping.mode)
+
+
+def _mapped(tensor: torch.Tensor) -> tuple[Mapping, Layout | NestedLayout]:
+    """What a tensor is mapped from and how it lies there, if others can have all of it."""
     storage = mapped_storage(tensor)
     if storage is None or storage._mapping is None:
         raise NotSharedError(
@@ -136,13 +144,12 @@ def ref(tensor: torch.Tensor) -> TensorRef:
         layout = NestedLayout.of(tensor, start)
     else:
         layout = Layout.of(tensor, start)
-    _refuse_private_writes(mapping, layout)
-    return TensorRef(get_resolver().locate(mapping), layout, mapping.mode)
+    if mapping.mode is Mode.READ:
+        _refuse_private_writes(mapping, layout)
+    return mapping, layout
 
 
 def _refuse_private_writes(mapping: Mapping, layout: Layout | NestedLayout) -> None:
-    if not isinstance(mapping, FileMapping) or mapping.mode is Mode.WRITE:
-        return
     start = layout.offset_bytes - mapping.start_bytes
     if mapping.has_private_writes(start, layout.span_bytes):
         raise NotSharedError(
@@ -166,12 +173,14 @@ def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
         tensor: A tensor on a mapped storage.
         as_plain: Whether the receiver gets a plain tensor or one of the sender's class.
     """
-    from mmrpc.core.tensor import MemoryMappedTensor
-
-    packed = pack(ref(tensor))
+    mapping, layout = _mapped(tensor)
+    location = get_resolver().locate(mapping)
+    if mapping.packed is None or mapping.packed[0] is not location:
+        mapping.packed = location, _pack_location(location)
+    packed = mapping.packed[1], mapping.mode.value, _pack_layout(layout)
     if as_plain:
         return _load_plain, packed
-    if type(tensor) is MemoryMappedTensor:
+    if type(tensor) is _tensor_class():
         return _load, packed
     return _load_as, (type(tensor), *packed)
 
@@ -188,15 +197,18 @@ _FILE, _MEMORY, _MOUNT = "f", "m", "n"
 
 def pack(reference: TensorRef) -> tuple[Any, ...]:
     """A reference as a flat tuple of plain values."""
-    layout = reference.layout
+    location = _pack_location(reference.location)
+    return location, reference.mode.value, _pack_layout(reference.layout)
+
+
+def _pack_layout(layout: Layout | NestedLayout) -> tuple[Any, ...]:
     if isinstance(layout, NestedLayout):
-        form: tuple[Any, ...] = layout.pack()
-    else:
-        strides = None if layout.is_contiguous else layout.strides
-        form = (dtype_name(layout.dtype), layout.offset_bytes, layout.shape, strides)
-        if layout.conj or layout.neg:
-            form += (layout.conj, layout.neg)
-    return _pack_location(reference.location), reference.mode.value, form
+        return layout.pack()
+    strides = None if layout.is_contiguous else layout.strides
+    form = (dtype_name(layout.dtype), layout.offset_bytes, layout.shape, strides)
+    if layout.conj or layout.neg:
+        return *form, layout.conj, layout.neg
+    return form
 
 
 def _pack_location(location: Location) -> tuple[Any, ...]:
@@ -220,23 +232,29 @@ def unpack(location: tuple[Any, ...], mode: str, form: tuple[Any, ...]) -> Tenso
         LayoutError: If it is not that.
     """
     try:
-        return TensorRef(_unpack_location(*location), _unpack_layout(form), Mode(mode))
+        return TensorRef(_unpack_location(location), _unpack_layout(form), Mode(mode))
     except MmrpcError:
         raise
     except (TypeError, ValueError, KeyError) as error:
         raise LayoutError(f"the reference is malformed: {error}") from None
 
 
+# The same tensors travel again and again: what was read and checked once is kept.
+
+
+@functools.lru_cache(maxsize=4096)
 def _unpack_layout(form: tuple[Any, ...]) -> Layout | NestedLayout:
     if len(form) == NestedLayout.PACKED_LENGTH:
-        return NestedLayout.unpack(form)
+        return NestedLayout.unpack(form).check()
     name, offset, shape, strides, *bits = form
     conj, neg = bits or (False, False)
     strides = contiguous_strides(shape) if strides is None else strides
-    return Layout(DTYPES[name], tuple(shape), tuple(strides), offset, conj, neg)
+    return Layout(DTYPES[name], shape, strides, offset, conj, neg).check()
 
 
-def _unpack_location(kind: str, *fields: Any) -> Location:
+@functools.lru_cache(maxsize=4096)
+def _unpack_location(packed: tuple[Any, ...]) -> Location:
+    kind, *fields = packed
     if kind == _FILE:
         host, path, device, inode, generation = fields
         return FileLocation(host, path, FileIdentity(device, inode, generation))
@@ -273,18 +291,32 @@ def _load_storage(*packed: Any) -> torch.UntypedStorage:
 
 
 def _opened(packed: tuple[Any, ...], cls: type[torch.Tensor] | None) -> Any:
-    from mmrpc.core.standin import Unopened, unpickling_for_rpc
-    from mmrpc.core.tensor import MemoryMappedTensor, wrap
-
     try:
-        plain = unpack(*packed).open_plain()
+        reference = unpack(*packed)
+        plain = _open(reference.location, reference.layout, reference.mode)
     except Exception as error:
+        from mmrpc.core.standin import Unopened, unpickling_for_rpc
+
         if not unpickling_for_rpc():
             raise
         loader = {None: _load, torch.Tensor: _load_plain}.get(cls, _load_as)
         arguments = packed if loader is not _load_as else (cls, *packed)
         return Unopened(loader, arguments, error)
-    return plain if cls is torch.Tensor else wrap(cls or MemoryMappedTensor, plain)
+    return _with_class(plain, cls)
+
+
+def _with_class(plain: torch.Tensor, cls: type[torch.Tensor] | None) -> Any:
+    """Gives a fresh plain tensor a class; None for `MemoryMappedTensor`."""
+    if cls is not torch.Tensor:
+        plain.__class__ = cls or _tensor_class()
+    return plain
+
+
+@functools.cache
+def _tensor_class() -> type[torch.Tensor]:
+    from mmrpc.core.tensor import MemoryMappedTensor  # which imports this module
+
+    return MemoryMappedTensor
 
 
 torch.serialization.add_safe_globals([_load, _load_plain, _load_storage])

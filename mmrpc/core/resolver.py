@@ -29,9 +29,13 @@ class HostResolver:
     def locate(self, mapping: Mapping) -> Location:
         """Says where a mapping's bytes are; see `Resolver.locate`."""
         if isinstance(mapping, FileMapping):
-            return FileLocation(host.host_id(), mapping.path, mapping.identity)
+            location = mapping.location
+            if type(location) is not FileLocation:
+                location = FileLocation(host.host_id(), mapping.path, mapping.identity)
+                mapping.location = location
+            return location
         if isinstance(mapping, memory.AnonymousMapping):
-            return mapping.location()
+            return mapping.where()
         raise NotSharedError(
             "it is a private copy of this process",
             path=mapping.describe(),

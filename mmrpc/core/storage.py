@@ -63,18 +63,24 @@ def storage_of(mapping: Mapping, start_bytes: int, nbytes: int) -> MappedStorage
         start_bytes: Where the range starts in the file or memory.
         nbytes: Its length.
     """
+    return _flat(mapping, start_bytes, nbytes, torch.uint8).untyped_storage()  # type: ignore[return-value]
+
+
+def _flat(mapping: Mapping, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A 1-D tensor on a mapped storage of its own."""
     if nbytes:
         buffer = (ctypes.c_char * nbytes).from_address(
             mapping.address + start_bytes - mapping.start_bytes
         )
         buffer.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the storage
-        storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+        flat = torch.frombuffer(buffer, dtype=dtype)
     else:
-        storage = torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+        flat = torch.empty(0, dtype=dtype, device="cpu")
+    storage = flat.untyped_storage()
     storage.__class__ = MappedStorage
     storage._mapping = mapping  # type: ignore[attr-defined]
     storage._start_bytes = start_bytes  # type: ignore[attr-defined]
-    return storage  # type: ignore[return-value]
+    return flat
 
 
 def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:

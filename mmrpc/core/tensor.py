@@ -183,7 +183,7 @@ class MemoryMappedTensor(Constructors):
         """
         wanted = None if mode is None else reference.parse_mode(mode)
         path = creation.absolute_path(filename)
-        layout = creation.layout_for(dtype, wrapping.size_of(shape)).moved(offset).check()
+        layout = creation.layout_for(dtype, wrapping.size_of(shape), offset)
         if wanted is None:
             mapped = mapping.map_writable_or_private(path, layout.end_bytes)
         else:
