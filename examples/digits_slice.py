@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -211,14 +212,36 @@ def progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
+def tell(readers: list[BaseProcess], directory: Path, pair: PlainPair, console: Console) -> None:
+    data = load_digits(directory)
+    console.print(f"\nThe readers read the owner's digits: {tuple(data['pixels'].shape)}")
+    prove_same_bytes(data["pixels"], console)
+
+    console.print("\nEach reader has one half; gradients and weights are shared as well")
+    accuracy = train(data, directory, console)
+    console.print(f"  held-out accuracy {accuracy:.1%}\n")
+    if accuracy < 0.9:
+        raise SystemExit("the held-out accuracy should be above 90%")
+
+    large = MemoryMappedTensor.from_tensor(torch.randn(LARGE_NUMEL), filename=directory / "large")
+    tables = compare(data["pixels"], 50, pair, console), compare(large, 9, pair, console)
+    console.print(*tables, sep="\n")
+    ours = idle_share([process.pid for process in readers], 1.0)
+    console.print(
+        f"An idle process takes {ours:.0%} of a core under mmrpc, and {pair.idle_share(1.0):.0%} "
+        "under torch's default\ntransport, which polls; that is what makes its small messages fast."
+    )
+
+    console.print("\nA file is removed, and its tensor sent")
+    send_a_removed_file(directory, console)
+
+
 def main() -> None:
     console = Console(highlight=False, soft_wrap=True)
     # All of it on this machine, whatever its name resolves to.
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="mmrpc-demo-") as name:
-        directory = Path(name)
-        (directory / "plain").mkdir()
         console.print("Starting an owner and two readers, and two processes to compare with")
         readers = [
             context.Process(target=serve, args=(reader, rank, name), daemon=True)
@@ -227,39 +250,11 @@ def main() -> None:
         for process in readers:
             process.start()
         join("owner", 0, name)
-        pair = PlainPair(str(directory / "plain"))
-
-        data = load_digits(directory)
-        console.print(f"\nThe readers read the owner's digits: {tuple(data['pixels'].shape)}")
-        prove_same_bytes(data["pixels"], console)
-
-        console.print("\nEach reader has one half; gradients and weights are shared as well")
-        accuracy = train(data, directory, console)
-        console.print(f"  held-out accuracy {accuracy:.1%}")
-
-        console.print()
-        digits = compare(data["pixels"], 50, pair, console)
-        large = MemoryMappedTensor.from_tensor(
-            torch.randn(LARGE_NUMEL), filename=directory / "large"
-        )
-        tables = digits, compare(large, 9, pair, console)
-        idle = idle_share([process.pid for process in readers], 1.0), pair.idle_share(1.0)
-        pair.close()
-        for table in tables:
-            console.print(table)
-        console.print(
-            f"An idle process takes {idle[0]:.0%} of a core under mmrpc, and {idle[1]:.0%} under "
-            "torch's default\ntransport, which polls; that is what makes its small messages fast."
-        )
-
-        console.print("\nA file is removed, and its tensor sent")
-        send_a_removed_file(directory, console)
-
+        with PlainPair(name) as pair:
+            tell(readers, Path(name), pair, console)
         rpc.shutdown()
         for process in readers:
             process.join()
-    if accuracy < 0.9:
-        raise SystemExit("the held-out accuracy should be above 90%")
 
 
 if __name__ == "__main__":

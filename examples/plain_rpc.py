@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.distributed.rpc as torch_rpc
@@ -36,7 +37,7 @@ class PlainPair:
     the cores from whatever is measured in between.
 
     Args:
-        directory: An empty directory, for the rendezvous.
+        directory: A new directory, for the rendezvous.
     """
 
     def __init__(self, directory: str) -> None:
@@ -63,12 +64,16 @@ class PlainPair:
         with self._running():
             return idle_share([process.pid for process in self._processes], seconds)
 
-    def close(self) -> None:
-        """Ends both."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # A stopped process would not end, and would be waited for.
         self._signal(signal.SIGCONT)
         self._pipe.send(None)
         for process in self._processes:
-            process.join()
+            process.join(timeout=10)
+            process.kill()
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -91,7 +96,7 @@ def _join(directory: str, rank: int) -> None:
         rank=rank,
         world_size=2,
         rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{directory}/rendezvous"
+            init_method=f"file://{directory}/plain-rendezvous"
         ),
     )
 
