@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -155,7 +156,7 @@ def layout_of_copy(source: torch.Tensor, shape: Any) -> tuple[AnyLayout, list[to
     else:
         sizes = None
     if sizes is None:
-        target = tuple(source.shape if shape is None else shape)
+        target = tuple(source.shape if shape is None else map(operator.index, shape))
         return Layout.contiguous(source.dtype, target), [_broadcast(source, target)]
     layout = NestedLayout.contiguous(source.dtype, sizes)
     components = source.unbind(0)

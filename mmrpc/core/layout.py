@@ -72,12 +72,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements from the first to behind the last one that a strided tensor touches."""
-    last = 0
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 0:
-            return 0
-        last += (size - 1) * stride
-    return last + 1
+    if 0 in shape:
+        return 0
+    return 1 + int(sum(map(operator.mul, shape, strides))) - sum(strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +98,12 @@ class Layout:
     neg: bool = False
 
     @classmethod
-    def contiguous(cls, dtype: torch.dtype, shape: Sequence[int], offset_bytes: int = 0) -> Layout:
+    @functools.lru_cache(maxsize=4096)  # programs use the same few shapes again and again
+    def contiguous(
+        cls, dtype: torch.dtype, shape: tuple[int, ...], offset_bytes: int = 0
+    ) -> Layout:
         """The layout of a contiguous tensor, checked."""
-        return cls(dtype, tuple(shape), contiguous_strides(shape), offset_bytes).check()
+        return cls(dtype, shape, contiguous_strides(shape), offset_bytes).check()
 
     @classmethod
     def of(cls, tensor: torch.Tensor, start_bytes: int) -> Layout:

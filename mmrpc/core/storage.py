@@ -85,9 +85,9 @@ def _flat(mapping: Mapping, start_bytes: int, nbytes: int, dtype: torch.dtype) -
 
 def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:
     """Makes a plain tensor on its own piece of a mapping; nothing is copied."""
-    storage = storage_of(mapping, layout.offset_bytes, layout.span_bytes)
-    tensor = torch.empty(0, dtype=layout.dtype, device="cpu")
-    tensor = tensor.set_(storage, 0, layout.shape, layout.strides)
+    tensor = _flat(mapping, layout.offset_bytes, layout.span_bytes, layout.dtype)
+    # In place, and so no view of the flat one: a root has no base.
+    tensor.set_(tensor.untyped_storage(), 0, layout.shape, layout.strides)
     if layout.conj:
         tensor = torch.conj(tensor)
     if layout.neg:

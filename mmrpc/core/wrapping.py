@@ -164,6 +164,20 @@ def _nested(storage: torch.UntypedStorage, layout: NestedLayout) -> torch.Tensor
     return layout.view_of(buffer)
 
 
+def gather(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+    """The given rows of a contiguous tensor, or None where indexing has to do it.
+
+    For whole rows `index_select` is up to 20 times faster than indexing; it takes no negative
+    indices.
+    """
+    if tensor.dim() == 0 or not tensor.is_contiguous():
+        return None
+    try:
+        return torch.index_select(tensor, 0, rows)
+    except (IndexError, RuntimeError):  # indexing wraps negative ones, or says what is wrong
+        return None
+
+
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors share memory, where torch keeps no record of views."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
