@@ -1,0 +1,142 @@
+"""Tensors inside files that others wrote, mapped where they are: .safetensors, .npy, .pt, raw.
+
+Nothing in a file is trusted and no code in one is run. Every way a file can be bad is a
+`LayoutError` or a `PathError` that says where.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from mmrpc.core.formats.source import Source, open_source
+from mmrpc.errors import ConfigError, LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from mmrpc.core.constructors import Size
+    from mmrpc.core.creation import Filename
+
+_HEAD_BYTES = 8
+
+
+def open(
+    path_or_url: Filename,
+    key: str | None = None,
+    mode: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    shape: Size | None = None,
+    offset: int = 0,
+    copy_misaligned: bool = False,
+) -> Any:
+    """Maps the tensors of a file; none of their bytes is read or copied.
+
+    Args:
+        path_or_url: The file, which stays the caller's. Symbolic links are followed, since the
+            caller named them. A URL is opened through the mounts of the cluster's config.
+        key: Name of one tensor, where the file names them; dots lead into nested dicts of a
+            ``.pt`` file. None for all.
+        mode: ``"r+"``: writes reach the file. None or ``"r"``: they stay in this process, since
+            a file that somebody else wrote is not changed by accident.
+        dtype: For a raw file, which holds elements and nothing else.
+        shape: Likewise; a 2-D tensor for a nested one.
+        offset: Likewise: bytes before the first element.
+        copy_misaligned: Whether a tensor whose bytes do not stand at a multiple of its element
+            size is copied into shared memory. If not, it is an error.
+
+    Returns:
+        For ``.npy`` and raw files a `MemoryMappedTensor`; for ``.safetensors`` a dict of them;
+        for ``.pt`` and ``.pth`` what was saved, with mapped tensors in it. With `key`, that one.
+
+    Raises:
+        PathError: The subclass that fits, such as `FileTooShortError` for a truncated file.
+        LayoutError: If it is malformed, of no known format, or holds what cannot be mapped.
+        ConfigError: For a URL, while no cluster's mounts are known.
+        KeyError: If it has no tensor of that name.
+    """
+    path = _local_path(os.fsdecode(os.fspath(path_or_url)))
+    if dtype is not None or shape is not None:
+        return _open_raw(path, key, mode, dtype, shape, offset)
+    if offset:
+        raise LayoutError("an offset is for raw files", hint="Pass dtype= and shape= too.")
+    with open_source(path, mode or "r", copy_misaligned=copy_misaligned) as source:
+        found = _reader_for(source)(source)
+    return found if key is None else _pick(found, key, path)
+
+
+def _open_raw(
+    path: str,
+    key: str | None,
+    mode: str | None,
+    dtype: torch.dtype | None,
+    shape: Size | None,
+    offset: int,
+) -> torch.Tensor:
+    from mmrpc.core.tensor import MemoryMappedTensor
+
+    if dtype is None or shape is None:
+        raise LayoutError("a raw file needs both: it holds the elements alone", hint=_RAW_HINT)
+    if key is not None:
+        raise LayoutError("a raw file has no keys")
+    path = os.path.realpath(path)
+    return MemoryMappedTensor.from_filename(path, dtype, shape, mode=mode or "r", offset=offset)
+
+
+_RAW_HINT = "Pass dtype= and shape=."
+
+
+def _local_path(path: str) -> str:
+    scheme, separator, _ = path.partition("://")
+    if not separator or not scheme.isidentifier():
+        return path
+    from mmrpc.core.resolver import get_resolver
+
+    local_copy: Callable[[str], str] | None = getattr(get_resolver(), "local_copy", None)
+    if local_copy is None:
+        raise ConfigError(
+            f"{path!r} is a URL, and this process knows no mounts",
+            node=get_resolver().node,
+            hint="Pass cluster= to init_rpc, or download the file and give its path.",
+        )
+    return local_copy(path)
+
+
+def _reader_for(source: Source) -> Callable[[Source], Any]:
+    """The reader of a file's format, told by its first bytes; names can be anything."""
+    from mmrpc.core.formats import npy, safetensors, torchzip
+
+    head = source.read(0, min(_HEAD_BYTES, source.size_bytes), "its first bytes")
+    suffix = os.path.splitext(source.name)[1].lower()
+    if head.startswith(npy.MAGIC) or suffix == ".npy":
+        return npy.read
+    if suffix == ".safetensors":
+        return safetensors.read
+    if head.startswith(torchzip.MAGIC) or suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        return torchzip.read
+    if safetensors.looks_like(source):  # Hugging Face's caches name files by their digest
+        return safetensors.read
+    raise LayoutError(
+        f"{source.path!r} has none of the known formats (.safetensors, .npy, torch's .pt)",
+        hint=f"If it holds elements and nothing else: {_RAW_HINT[0].lower()}{_RAW_HINT[1:]}",
+    )
+
+
+def _pick(found: Any, key: str, path: str) -> Any:
+    if isinstance(found, dict) and key in found:
+        return found[key]
+    value = found
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            names = sorted(map(str, found)) if isinstance(found, dict) else []
+            told = f"it has {', '.join(names[:8])}" if names else "it has one tensor without a name"
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            raise KeyError(f"{key!r} is not in {path!r}: {told}{more}")
+        value = value[part]
+    return value
+
+
+__all__ = ["open"]
