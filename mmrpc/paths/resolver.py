@@ -21,17 +21,19 @@ from mmrpc.errors import (
 )
 from mmrpc.paths.access import MountAccess, Policy
 from mmrpc.paths.content import Digests
+from mmrpc.paths.mounts import MountTable
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.reading import map_checked
 from mmrpc.paths.relative import split_relative
+from mmrpc.paths.stage import Stage, cache_directory
 from mmrpc.paths.verify import check_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Mapping as MappingType
 
-    from mmrpc.paths.mounts import Mount, MountTable
-    from mmrpc.paths.stage import Stage
+    from mmrpc.config.cluster import ClusterConfig
+    from mmrpc.paths.mounts import Mount
 
 _destination: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "mmrpc_destination", default=None
@@ -85,6 +87,46 @@ class ClusterResolver:
         self._host = HostResolver(self.node)
         self._digests = Digests()
         self._access = MountAccess(self._policy, node=self.node)
+
+    @classmethod
+    def from_config(
+        cls,
+        cluster: ClusterConfig,
+        node: str,
+        *,
+        proven: MappingType[str, Proof],
+        worker: str | None = None,
+        is_alone: bool = False,
+    ) -> ClusterResolver:
+        """Makes the resolver of a node.
+
+        Args:
+            cluster: The cluster's config.
+            node: Name of this node in it.
+            proven: What the handshake proved.
+            worker: Name of this process, which errors then name instead of the node.
+            is_alone: Whether all nodes are on this host.
+
+        Raises:
+            ConfigError: If a mount is remote here and the node has no place for copies.
+        """
+        table = MountTable.from_config(cluster, node)
+        config = cluster.nodes[node]
+        stage = None
+        if not all(mount.is_local for mount in table):
+            stage = Stage(
+                cache_directory(config.cache_dir, node),
+                limit_bytes=config.cache_bytes,
+                node=worker or node,
+            )
+        return cls(
+            table,
+            proven=proven,
+            policy=Policy.from_config(cluster.rpc),
+            stage=stage,
+            node=worker or node,
+            is_alone=is_alone,
+        )
 
     def locate(self, mapping: Mapping) -> Location:
         """Says where a mapping's bytes are; see `Resolver.locate`.

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from mmrpc.core import files, sweep
-from mmrpc.errors import PathNotFoundError, StaleReferenceError
+from mmrpc.errors import ConfigError, PathNotFoundError, StaleReferenceError
 from mmrpc.paths import evict
 from mmrpc.paths.content import digest_of
+from mmrpc.paths.fstype import file_system_of
 from mmrpc.paths.progress import Report, callback
 from mmrpc.paths.relative import split_relative
 from mmrpc.paths.remote import ObjectInfo, Remote
@@ -275,3 +276,23 @@ class Stage:
 
         with FileLock(os.path.join(self._locks, name + ".lock")):
             yield
+
+
+def cache_directory(chosen: str | None, node: str | None = None) -> str:
+    """Gives the directory for copies: the configured one, or the user's cache.
+
+    Raises:
+        ConfigError: If it is not on a disk of this machine: locks do not work on some network
+            file systems, and a copy there saves nothing.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    directory = chosen or os.path.join(home, "mmrpc")
+    system = file_system_of(directory)
+    if not system.is_local:
+        raise ConfigError(
+            f"{directory!r} is on {system.kind}, and copies of remote files belong on the node's "
+            "own disk",
+            node=node,
+            key=f"nodes.{node}.cache_dir",
+        )
+    return directory

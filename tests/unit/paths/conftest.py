@@ -1,0 +1,18 @@
+"""Files and mounts that the tests of paths share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A mount with ``file``, ``sub/file``, and a secret outside of it."""
+    root = tmp_path / "mount"
+    (root / "sub").mkdir(parents=True)
+    (root / "file").write_bytes(b"inside")
+    (root / "sub" / "file").write_bytes(b"inside sub")
+    (tmp_path / "secret").write_bytes(b"secret")
+    return root
