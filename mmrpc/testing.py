@@ -144,7 +144,7 @@ def _collect(
         for pipe in ready:
             worker = waiting.pop(pipe)
             try:
-                ok, value = pickle.loads(worker.answers.recv_bytes())
+                answer = worker.answers.recv_bytes()
             except EOFError:
                 worker.process.join(5)
                 code = worker.process.exitcode
@@ -152,7 +152,9 @@ def _collect(
                     raise WorkerFailedError(
                         worker.name, f"died with exit code {code}", code
                     ) from None
-                ok, value = True, None
+                results[worker.name] = None
+                continue
+            ok, value = _read(answer)
             if not ok:
                 raise WorkerFailedError(worker.name, f"raised\n{value}")
             results[worker.name] = value
@@ -161,6 +163,14 @@ def _collect(
         if worker.process.exitcode is None:
             raise WorkerFailedError(worker.name, "gave its result and did not exit")
     return [results[worker.name] for worker in workers]
+
+
+def _read(answer: bytes) -> tuple[bool, Any]:
+    try:
+        ok, value = pickle.loads(answer)
+    except Exception:
+        return False, f"a result that does not unpickle:\n{traceback.format_exc()}"
+    return ok, value
 
 
 def _work(task: _Task, rank: int, name: str, answers: connection.Connection) -> None:

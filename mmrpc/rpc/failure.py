@@ -44,9 +44,7 @@ class Failure:
         """
         message = _pickled(error) if isinstance(error, Exception) else None
         data, carried = message or (None, [])
-        kind = type(error)
-        return cls(f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error),
-                   data, carried)  # fmt: skip
+        return cls(_type_name(type(error)), _text(error), _traceback(error), data, carried)
 
     def error(
         self, *, peer: str | None, function: str | None, elapsed_s: float | None
@@ -122,6 +120,11 @@ def _portable(state: dict[str, Any]) -> dict[str, Any]:
             continue
         kept[name] = value
     return kept
+
+
+def _type_name(cls: type) -> str:
+    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
+    return module + cls.__qualname__
 
 
 def _text(error: BaseException) -> str:

@@ -173,7 +173,7 @@ def test_a_broken_reference_is_one_typed_error_at_the_caller(
     """The error has the class, path and node of where the reference was opened."""
     error = sent[direction][breaks.__name__][way]
     owner, opener = (0, 1) if direction == "arguments" else (1, 0)
-    assert type(error) is BREAKS[breaks]
+    assert error.cls is BREAKS[breaks]
     assert error.path == file_of(sent["root"], breaks.__name__, owner)
     assert error.node == f"worker{opener}"
     assert error.reason
