@@ -34,7 +34,9 @@ def test_program_runs(program: str, tmp_path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_named_tests_exist(document) -> None:
     """A test that a document names as proof is there."""
-    for path, name in re.findall(r"`(tests/(?:unit|distributed)/[\w/]+\.py)(?:::(\w+))?`", document.read_text()):
+    for path, name in re.findall(
+        r"`(tests/(?:unit|distributed)/[\w/]+\.py)(?:::(\w+))?`", document.read_text()
+    ):
         file = ROOT / path
         assert file.exists(), path
         assert not name or f"def {name}(" in file.read_text(), name
