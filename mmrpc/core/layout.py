@@ -125,8 +125,9 @@ class Layout:
 
     @property
     def end_bytes(self) -> int:
-        """Bytes that a file must have to hold the tensor."""
-        return self.offset_bytes + self.span_bytes
+        """Bytes that a file must have to hold the tensor; an empty one needs none anywhere."""
+        span = self.span_bytes
+        return self.offset_bytes + span if span else 0
 
     @property
     def is_contiguous(self) -> bool:

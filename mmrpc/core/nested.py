@@ -76,15 +76,17 @@ class NestedLayout:
     def span_bytes(self) -> int:
         """Bytes from the start of the buffer to behind the last element."""
         ends = (
-            offset + span_elements(sizes, strides)
+            offset + span
             for sizes, strides, offset in zip(self.sizes, self.strides, self.offsets, strict=True)
+            if (span := span_elements(sizes, strides))
         )
         return max(ends, default=0) * self.dtype.itemsize
 
     @property
     def end_bytes(self) -> int:
-        """Bytes that a file must have to hold the tensor."""
-        return self.offset_bytes + self.span_bytes
+        """Bytes that a file must have to hold the tensor; an empty one needs none anywhere."""
+        span = self.span_bytes
+        return self.offset_bytes + span if span else 0
 
     @property
     def is_contiguous(self) -> bool:
