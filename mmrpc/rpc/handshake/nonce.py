@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from mmrpc.core import files, host
 from mmrpc.core.identity import identify
 from mmrpc.errors import NotSharedError, PathError, PathNotFoundError
-from mmrpc.rpc.messages import Nonce
-from mmrpc.rpc.report import FileMark
+from mmrpc.rpc.handshake.messages import Nonce
+from mmrpc.rpc.handshake.report import FileMark
 
 if TYPE_CHECKING:
     from mmrpc.paths.mounts import Mount
@@ -35,6 +35,18 @@ _OTHER_HOST_S = 600.0  # of another host's maker we know only the age
 _MAX_BYTES = 256
 _FIRST_WAIT_S = 0.02
 _LONGEST_WAIT_S = 1.0
+
+
+def can_write(mount: Mount) -> bool:
+    """Whether this process can make files in the root of a local mount; leaves none."""
+    try:
+        # A file without a name leaves nothing behind, whatever happens.
+        os.close(os.open(mount.root, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS, errno.EINVAL):
+            return False
+        return os.access(mount.root, os.W_OK | os.X_OK, effective_ids=True)
+    return True
 
 
 def write(mount: Mount, node: str) -> Nonce:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from mmrpc.rpc.report import FileMark, Frozen, MountReport, Problem, Proof
+from mmrpc.rpc.handshake.report import FileMark, Frozen, MountReport, Problem, Proof
 
 
 class Nonce(Frozen):
@@ -141,6 +141,7 @@ class Verdict(Frozen):
         warnings: What is allowed and unwise.
         present: How many ranks are there to read it.
         coordinator: Name of the worker that has the whole report.
+        is_one_host: Whether all ranks are on one host, with one view of the file systems.
     """
 
     kind: Literal["verdict"] = "verdict"
@@ -150,6 +151,7 @@ class Verdict(Frozen):
     warnings: tuple[str, ...] = ()
     present: int
     coordinator: str
+    is_one_host: bool = False
 
 
 ToCoordinator = Hello | Probed | Wrote | Read | Expired

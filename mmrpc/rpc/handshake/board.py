@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistStoreError
 
-from mmrpc.rpc import messages
+from mmrpc.rpc.handshake import messages
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
+
+    from mmrpc.rpc.handshake.report import Frozen
 
 _LONG = timedelta(days=1)
 
@@ -36,7 +38,7 @@ class Board:
         self._told: dict[int, int] = {}
         self._read = 0
 
-    def post(self, message: messages.Frozen) -> None:
+    def post(self, message: Frozen) -> None:
         """Tells the coordinator."""
         index = self._store.add(f"{self._prefix}in/count", 1)
         self._store.set(f"{self._prefix}in/{index}", message.model_dump_json())
@@ -48,7 +50,7 @@ class Board:
             self._get(f"{self._prefix}in/{self._taken}", _LONG)
         )
 
-    def tell(self, rank: int, message: messages.Frozen) -> None:
+    def tell(self, rank: int, message: Frozen) -> None:
         """Tells one rank, after what it was told before."""
         index = self._told[rank] = self._told.get(rank, 0) + 1
         self._store.set(f"{self._prefix}out/{rank}/{index}", message.model_dump_json())
@@ -66,7 +68,7 @@ class Board:
     def acknowledge(self, present: int) -> None:
         """Says that this rank has read the verdict."""
         if self._store.add(f"{self._prefix}read", 1) >= present:
-            self._store.set(f"{self._prefix}all-read", b"1")
+            self._store.set(f"{self._prefix}all-read", "1")
 
     def wait_until_read(self, timeout_s: float) -> bool:
         """Waits until all who are there have read the verdict."""
