@@ -24,6 +24,7 @@ from torch.distributed.rpc.backend_registry import (
 from mmrpc.rpc import functions, plain
 from mmrpc.rpc.api import init_rpc, shutdown
 from mmrpc.rpc.calls import rpc_async, rpc_sync
+from mmrpc.rpc.cluster import path_report
 from mmrpc.rpc.futures import Future, collect_all, wait_all
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 from mmrpc.rpc.rref import RRef, remote
@@ -56,6 +57,7 @@ __all__ = [
     "message_nbytes",
     "method_factory",
     "new_method",
+    "path_report",
     "register_backend",
     "remote",
     "rpc_async",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 
 from mmrpc.core.resolver import HostResolver, get_resolver, set_resolver
 from mmrpc.errors import ConfigError, PeerLostError, RpcError
+from mmrpc.rpc import cluster as cluster_group
 from mmrpc.rpc import executor, futures, gathering, torchrpc
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 
@@ -47,7 +47,8 @@ def init_rpc(
         rpc_backend_options: Threads, timeout, rendezvous. Defaults to
             `TensorPipeRpcBackendOptions()`.
         cluster: The cluster's config, or the path of its file: what each node has mounted
-            where. Without one, references are good on one host.
+            where. Defaults to the file that ``MMRPC_CLUSTER`` names. Without one, references
+            are good on one host.
         node: Name of this node in `cluster`, and in errors. Defaults to ``MMRPC_NODE``;
             without a cluster, to the worker's name.
 
@@ -61,9 +62,17 @@ def init_rpc(
         name = os.environ.get("MMRPC_WORKER") or f"worker{rank}"
     if torchrpc.is_initialized():
         raise RuntimeError("RPC is already initialized")
-    if rpc_backend_options is None and backend in (None, torchrpc.rpc.BackendType.TENSORPIPE):
-        rpc_backend_options = TensorPipeRpcBackendOptions()
-    resolver = _prepare_cluster(cluster, node, name, rank, world_size, rpc_backend_options)
+    if cluster is None:
+        cluster = os.environ.get("MMRPC_CLUSTER")
+    resolver: Resolver
+    if cluster is None:
+        resolver = HostResolver(node=node or os.environ.get("MMRPC_NODE") or name)
+        if rpc_backend_options is None and backend in (None, torchrpc.rpc.BackendType.TENSORPIPE):
+            rpc_backend_options = TensorPipeRpcBackendOptions()
+    else:
+        resolver, rpc_backend_options = cluster_group.prepare(
+            cluster, node, name, rank, world_size, rpc_backend_options
+        )
     _resolver_before = get_resolver()
     set_resolver(resolver)
     futures.set_devices(_devices(rpc_backend_options))
@@ -122,6 +131,7 @@ def _leave(graceful: bool) -> None:
 
 def _forget() -> None:
     global _resolver_before
+    cluster_group.forget()
     gathering.reset()
     futures.set_devices(())
     if _resolver_before is not None:
@@ -144,27 +154,6 @@ def _place(rank: int, world_size: int | None) -> tuple[int, int | None]:
             )
         found.append(int(text))
     return found[0], found[1]
-
-
-def _prepare_cluster(
-    cluster: Any,
-    node: str | None,
-    name: str,
-    rank: int,
-    world_size: int | None,
-    options: torchrpc.RpcBackendOptions | None,
-) -> Resolver:
-    """Gives the resolver for the group; with a cluster, after the nodes have proven its mounts."""
-    if cluster is None:
-        return HostResolver(node=node or os.environ.get("MMRPC_NODE") or name)
-    try:
-        handshake = importlib.import_module("mmrpc.rpc.handshake")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "a cluster config needs the handshake, which this version does not have"
-        ) from error
-    resolver: Resolver = handshake.prepare(cluster, node, name, rank, world_size, options)
-    return resolver
 
 
 def _devices(options: torchrpc.RpcBackendOptions | None) -> list[torch.device]:

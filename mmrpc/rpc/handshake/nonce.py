@@ -64,7 +64,7 @@ def write(mount: Mount, node: str) -> Nonce:
     if mount.is_local:
         mark = _create(mount.local_path(name), text, node, mount.name)
     else:
-        _remote(mount, node).write(name, text.encode())
+        _remote(mount, node).create(name, text.encode())
     return Nonce(mount=mount.name, name=name, text=text, writer=node, path=mount.root, mark=mark)
 
 
@@ -198,7 +198,7 @@ def write_id(mount: Mount, node: str) -> str:
         return found[0]
     text = secrets.token_hex(16)
     if not mount.is_local:
-        _remote(mount, node).write(ID_FILE, text.encode())
+        _remote(mount, node).create(ID_FILE, text.encode())
         return text
     path = mount.local_path(ID_FILE)
     try:

@@ -1,0 +1,101 @@
+"""A group of workers on a cluster: the handshake before it begins, and what it found out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmrpc.errors import ConfigError
+from mmrpc.rpc.options import TensorPipeRpcBackendOptions
+
+if TYPE_CHECKING:
+    import os
+
+    from mmrpc.config import ClusterConfig, RpcConfig
+    from mmrpc.core.location import Resolver
+    from mmrpc.rpc.handshake import Joined, PathReport
+    from mmrpc.rpc.torchrpc import RpcBackendOptions
+
+_joined: Joined | None = None
+
+
+def prepare(
+    cluster: ClusterConfig | str | os.PathLike[str],
+    node: str | None,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: RpcBackendOptions | None,
+) -> tuple[Resolver, RpcBackendOptions]:
+    """Lets the nodes prove their mounts, and gives what RPC needs afterwards.
+
+    Args:
+        cluster: The config, or the path of its file.
+        node: Name of this node, if the caller knows it.
+        name: Name of this worker.
+        rank: Its number.
+        world_size: How many there are.
+        options: Those of the caller; None for those of the config.
+
+    Raises:
+        ConfigError: If the config is wrong, or the group has no fixed size.
+        HandshakeError: If the nodes do not prove what the config asks for.
+    """
+    from mmrpc.rpc import handshake
+
+    global _joined
+    if world_size is None or rank < 0:
+        raise ConfigError(
+            "a cluster needs a fixed number of workers",
+            hint="Pass rank and world_size, or start the workers with 'mmrpc launch'.",
+        )
+    init_method = "" if options is None else options.init_method
+    joined = handshake.join(cluster, node, name, rank, world_size, init_method)
+    if options is None:
+        options = _options(joined.cluster.rpc)
+    if not init_method.startswith("tcp://"):
+        options.init_method = joined.init_method
+    resolver = handshake.make_resolver(joined)
+    # It also keeps the store, which RPC's own will share a port with.
+    _joined = joined
+    return resolver, options
+
+
+def _options(rpc: RpcConfig) -> RpcBackendOptions:
+    chosen: dict[str, Any] = {}
+    if rpc.transports is not None:
+        chosen["_transports"] = list(rpc.transports)
+    if rpc.channels is not None:
+        chosen["_channels"] = list(rpc.channels)
+    options: RpcBackendOptions = TensorPipeRpcBackendOptions(
+        num_worker_threads=rpc.threads, rpc_timeout=rpc.timeout_s, **chosen
+    )
+    return options
+
+
+def forget() -> None:
+    """Lets go of the handshake's store and report, at the end of the group."""
+    global _joined
+    _joined = None
+
+
+def path_report() -> PathReport:
+    """Tells what each node has proved about each mount: paths, rights, and whether all are one.
+
+    Only rank 0 has the whole report; the others ask it, so that a handshake costs each node no
+    more in a large cluster than in a small one.
+
+    Raises:
+        ConfigError: If this process is in no group, or the group was made without a cluster.
+        RpcError: If rank 0 does not answer.
+    """
+    if _joined is None:
+        raise ConfigError(
+            "there is no report, since no cluster was given to init_rpc",
+            hint="Pass init_rpc(cluster=...).",
+        )
+    if _joined.report is not None:
+        return _joined.report
+    from mmrpc.rpc.calls import rpc_sync
+
+    report: PathReport = rpc_sync(_joined.verdict.coordinator, path_report)
+    return report
