@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = ("check", "show", "launch", "agent", "status", "inspect", "schema")
+_COMMANDS = ("launch", "agent", "status")
 
 
 class _Lazy(TyperGroup):

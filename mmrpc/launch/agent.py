@@ -151,22 +151,20 @@ class Agent:
         cwd = os.getcwd() if self._own else setup.cwd
         self._run = Run(cluster, setup.run_id, setup.run_name, tuple(setup.arguments), cwd)
         run, node = self._run, setup.node
-        problems = preflight.enter(run.cwd_on(node), node)
         self._plans = plan_node(run, node, sys.executable)
-        problems += preflight.problems(run, node, self._plans)
+        problems = preflight.enter(run.cwd_on(node), node)
+        problems = problems or preflight.find_problems(run, node, self._plans)
         directory = os.path.join(run.directory(node), node)
         if not problems and not setup.check_only:
             try:
                 os.makedirs(directory, exist_ok=True)
                 status.write_atomically(os.path.join(directory, CLUSTER_FILE), setup.config)
             except OSError as error:
-                problems.append(f"cannot write logs to {directory!r}: {error.strerror}")
+                reason = f"cannot write logs to {directory!r}: {error.strerror}"
+                problems.append(preflight.Problem(reason, f"Set nodes.{node}.log_dir."))
             self._guard = Guard(setup.run_id, node)
-        self._send(
-            messages.Ready(
-                os.getpid(), socket.gethostname(), sys.executable, run.directory(node), problems
-            )
-        )
+        told = [list(problem) for problem in problems]
+        self._send(messages.Ready(os.getpid(), socket.gethostname(), sys.executable, told))
 
     def _listen(self) -> None:
         from torch._C._distributed_c10d import TCPStore

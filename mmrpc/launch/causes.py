@@ -88,20 +88,22 @@ def cannot_run(node: str, program: str, error: OSError, cluster: ClusterConfig) 
     )
 
 
-def raise_problems(problems: Mapping[str, list[str]]) -> None:
+def raise_problems(problems: Mapping[str, list[list[str]]]) -> None:
     """Raises one error for all that the agents found.
 
     Raises:
         LaunchError: About the first; the others are its notes.
     """
-    found = [(node, text) for node, texts in problems.items() for text in texts]
-    if not found:
+    errors = [
+        LaunchError(reason, node=node, hint=hint, exit_code=1)
+        for node, found in problems.items()
+        for reason, hint in found
+    ]
+    if not errors:
         return
-    node, text = found[0]
-    error = LaunchError(text.removesuffix("."), node=node, exit_code=1)
-    for other, more in found[1:]:
-        error.add_note(f"on {other}: {more}")
-    raise error
+    for other in errors[1:]:
+        errors[0].add_note(str(other))
+    raise errors[0]
 
 
 def agent_ended(node: str, event: Ended, cluster: ClusterConfig, was_ready: bool) -> LaunchError:

@@ -80,13 +80,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From the agent: what it is, and each problem it found, a sentence each."""
+    """From the agent: what it is, and each problem that it found: reason and hint."""
 
     pid: int
     hostname: str
     python: str
-    run_dir: str
-    problems: list[str]
+    problems: list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
