@@ -118,7 +118,7 @@ def _look_remote(mount: Mount, report: ProbeReport) -> ProbeReport:
         if mount.access == "write":
             report = replace(report, writable=False)
             name = f".mmrpc-probe-{secrets.token_hex(8)}"
-            remote.write(name, b"probe")
+            remote.create(name, b"probe")
             with contextlib.suppress(PathNotFoundError):
                 remote.remove(name)
             report = replace(report, writable=True)

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import errno
 import os
+import secrets
 import urllib.parse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from mmrpc.core import files
 from mmrpc.errors import (
     NotRegularFileError,
     PathError,
+    PathExistsError,
     PathNotFoundError,
     PathNotReadableError,
     PathNotWritableError,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from mmrpc.paths.mounts import Mount
 
+# Object stores, which show an object when its last byte is there, and not before.
+_ATOMIC_PUT = ("abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a")
 _ETAGS = ("ETag", "etag", "e_tag")
 _CHECKSUMS = ("md5Hash", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
@@ -122,14 +126,44 @@ class Remote:
             self._fs.get_file(self._path(relative), target, **options)
 
     def put(self, source: str, relative: str) -> None:
-        """Copies a local file to an object, which is replaced if it is there."""
+        """Copies a local file to an object, which is there only when it is whole."""
+        path = self._path(relative)
         with self._typed(self.url(relative), writing=True):
-            path = self._path(relative)
-            parent = path.rpartition("/")[0]
-            with contextlib.suppress(NotImplementedError, FileExistsError):
-                self._fs.makedirs(parent, exist_ok=True)
-            self._fs.put_file(source, path)
+            if self._is_put_atomic:
+                self._fs.put_file(source, path)
+            else:
+                part = self._make_room(path)
+                self._fs.put_file(source, part)
+                self._fs.mv(part, path)
             self._fs.invalidate_cache(path)
+
+    def create(self, relative: str, content: bytes) -> None:
+        """Makes a small object, at once.
+
+        Raises:
+            PathExistsError: If there is one already, where the server can tell.
+        """
+        path = self._path(relative)
+        with self._typed(self.url(relative), writing=True):
+            if self._is_put_atomic:
+                with contextlib.suppress(NotImplementedError):
+                    self._fs.pipe_file(path, content, mode="create")
+                    return
+                self._fs.pipe_file(path, content)
+            else:
+                part = self._make_room(path)
+                self._fs.pipe_file(part, content)
+                self._fs.mv(part, path)
+
+    @property
+    def _is_put_atomic(self) -> bool:
+        return self.mount.root.partition(":")[0] in _ATOMIC_PUT
+
+    def _make_room(self, path: str) -> str:
+        """Makes the directory of a file, and gives a temporary name there."""
+        # Not for object stores: they have none, and s3fs would make a missing bucket.
+        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return f"{path}.{secrets.token_hex(8)}.part"
 
     def read(self, relative: str, max_bytes: int) -> bytes:
         """Reads a small object whole.
@@ -146,12 +180,6 @@ class Remote:
             )
         with self._typed(self.url(relative)):
             return bytes(self._fs.cat_file(self._path(relative)))
-
-    def write(self, relative: str, content: bytes) -> None:
-        """Writes a small object at once."""
-        with self._typed(self.url(relative), writing=True):
-            self._fs.pipe_file(self._path(relative), content)
-            self._fs.invalidate_cache(self._path(relative))
 
     def remove(self, relative: str) -> None:
         """Removes an object; it need not be there."""
@@ -181,6 +209,10 @@ class Remote:
             if url.startswith("http") and isinstance(cause, Exception) and _is_other(cause):
                 raise self._other(cause, url) from error
             raise PathNotFoundError("no such object", path=url, **self._about) from error
+        except FileExistsError as error:
+            raise PathExistsError("there is an object of that name", path=url, **self._about) from (
+                error
+            )
         except PermissionError as error:
             kind = PathNotWritableError if writing else PathNotReadableError
             raise kind(

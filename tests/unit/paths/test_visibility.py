@@ -66,7 +66,7 @@ def test_the_end_says_how_long_it_took() -> None:
 
     with pytest.raises(PathNotFoundError, match=r"no such file, 0\.1 s after the reference came"):
         until_visible(find, root="/nowhere", relative="x", timeout_s=0.1)
-    with pytest.raises(PathNotFoundError, match="no such file$"):
+    with pytest.raises(PathNotFoundError, match=r"no such file$"):
         until_visible(find, root="/nowhere", relative="x", timeout_s=0)
 
 
