@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = ("launch", "agent", "status")
+_COMMANDS = ("check", "show", "launch", "agent", "status", "inspect", "schema")
 
 
 class _Lazy(TyperGroup):

@@ -47,6 +47,7 @@ class Launcher:
         cluster: The resolved config.
         arguments: Appended to each worker's command line.
         check_only: Whether to stop before any worker is started, and to write nothing.
+        console: What shows the workers' lines; standard output and error by default.
 
     Attributes:
         run: What is run.
@@ -54,7 +55,12 @@ class Launcher:
     """
 
     def __init__(
-        self, cluster: ClusterConfig, arguments: tuple[str, ...] = (), *, check_only: bool = False
+        self,
+        cluster: ClusterConfig,
+        arguments: tuple[str, ...] = (),
+        *,
+        check_only: bool = False,
+        console: Console | None = None,
     ) -> None:
         self.slurm_nodes: dict[str, str] = {}
         if cluster.launch.via == "slurm":
@@ -64,7 +70,7 @@ class Launcher:
             cluster, uuid.uuid4().hex, logs.run_name(cluster.name), arguments, cwd=os.getcwd()
         )
         self._workers = {worker.name: worker for worker in cluster.workers()}
-        self._console = Console([*self._workers, *self.run.nodes()])
+        self._console = console or Console([*self._workers, *self.run.nodes()])
         self._events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._listener: join.Listener | None = None
         self._channels: dict[str, Channel] = {}

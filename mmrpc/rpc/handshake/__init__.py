@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmrpc.rpc.handshake.joining import Joined, join, make_resolver
+from mmrpc.rpc.handshake.joining import Joined, join, make_resolver, survey
 from mmrpc.rpc.handshake.report import MountReport, NodeReport, PathReport, Problem
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "Problem",
     "join",
     "make_resolver",
+    "survey",
 ]

@@ -99,6 +99,25 @@ def join(
         ConfigError: If the config is wrong, or does not tell which node this is or where to meet.
         HandshakeError: The same on every rank, naming rank, node, mount and path.
     """
+    joined = survey(cluster, node, worker, rank, world_size, init_method)
+    raise_for(joined.verdict)
+    return joined
+
+
+def survey(
+    cluster: ClusterConfig | str | os.PathLike[str],
+    node: str | None,
+    worker: str,
+    rank: int,
+    world_size: int,
+    init_method: str = "",
+) -> Joined:
+    """Like `join`, but returns also where the verdict is that something is wrong.
+
+    Raises:
+        ConfigError: As `join`.
+        HandshakeError: If there is no verdict.
+    """
     global _generation
     if not isinstance(cluster, ClusterConfig):
         cluster = load_config(cluster)
@@ -147,7 +166,6 @@ def join(
             node=name or None,
             hint="Look at the log of rank 0.",
         ) from error
-    raise_for(verdict)
     report = coordinator.report if coordinator is not None else None
     return Joined(cluster, name, endpoint.init_method, verdict, report, hosted)
 
