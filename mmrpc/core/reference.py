@@ -187,7 +187,7 @@ def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
 
 def reduce_storage(storage: MappedStorage) -> tuple[Any, ...]:
     """The pickled form of a mapped storage, as queues send it with each plain view."""
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     return _load_storage, pack(ref(whole))
 
 

@@ -199,7 +199,7 @@ def _load_layout(model: _Dense | _Nested) -> Layout | NestedLayout:
 def _rows(sizes: tuple[Any, ...]) -> torch.Tensor:
     if len({len(row) for row in sizes}) > 1:
         raise LayoutError("the rows of a nested shape must have the same length")
-    return torch.tensor(sizes, dtype=torch.int64).reshape(len(sizes), -1)
+    return torch.tensor(sizes, dtype=torch.int64, device="cpu").reshape(len(sizes), -1)
 
 
 def _dtype(name: str) -> torch.dtype:

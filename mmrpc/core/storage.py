@@ -25,7 +25,7 @@ class MappedStorage(torch.UntypedStorage):
     Torch keeps this class and its attributes as long as any tensor views the storage.
     """
 
-    # Absent on what torch makes of the class itself, as `clone` does: plain memory then.
+    # Absent on what torch makes of the class itself: plain memory then.
     _mapping: Mapping | None = None
     _start_bytes: int = 0
 
@@ -46,6 +46,10 @@ class MappedStorage(torch.UntypedStorage):
         if self._mapping is None:
             super().share_memory_(*args, **kwargs)
         return self
+
+    def clone(self) -> torch.UntypedStorage:
+        """A copy in plain memory; `copy.deepcopy` of a plain view wants exactly that class."""
+        return torch.UntypedStorage(self.nbytes()).copy_(self)  # type: ignore[no-untyped-call]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._mapping is None:
@@ -75,7 +79,10 @@ def _flat(mapping: Mapping, start_bytes: int, nbytes: int, dtype: torch.dtype) -
         buffer.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the storage
         flat = torch.frombuffer(buffer, dtype=dtype)
     else:
-        flat = torch.empty(0, dtype=dtype, device="cpu")
+        # By way of DLPack, because torch may not resize such a storage either: it would go on in
+        # memory of its own, and a reference would not say so.
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+        flat = torch.from_dlpack(empty).view(dtype)  # type: ignore[attr-defined]
     storage = flat.untyped_storage()
     storage.__class__ = MappedStorage
     storage._mapping = mapping  # type: ignore[attr-defined]

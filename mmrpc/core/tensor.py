@@ -370,7 +370,7 @@ class MemoryMappedTensor(Constructors):
         storage = mapped_storage(self)
         if storage is None:
             return self.ref()  # says why there is none
-        return reference.ref(torch.empty(0, dtype=torch.uint8).set_(storage))
+        return reference.ref(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Refused: a mapped tensor cannot require gradients.
