@@ -143,11 +143,11 @@ class Agent:
                 self._stop(min(_ORPHAN_GRACE_S, self._run.cluster.launch.grace_s))
 
     def _set_up(self, setup: messages.Setup) -> None:
-        from mmrpc.config import ClusterConfig
+        from mmrpc.config import parse_config
         from mmrpc.launch import preflight
 
         self._node = setup.node
-        cluster = self._own or ClusterConfig.model_validate(setup.config)
+        cluster = self._own or parse_config(setup.config)
         cwd = os.getcwd() if self._own else setup.cwd
         self._run = Run(cluster, setup.run_id, setup.run_name, tuple(setup.arguments), cwd)
         run, node = self._run, setup.node

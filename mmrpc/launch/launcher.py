@@ -15,7 +15,7 @@ import uuid
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from mmrpc.config import config_hash
+from mmrpc.config import config_hash, dump_config
 from mmrpc.errors import LaunchError
 from mmrpc.launch import causes, join, logs, messages, plan, reach, slurm, status
 from mmrpc.launch.channel import Channel, Ended, Noise, ProcessChannel, SocketChannel
@@ -135,7 +135,7 @@ class Launcher:
                     f"cannot make the log directory {directory!r}: {error.strerror}",
                     hint="Set logs.dir.",
                 ) from None
-        config = self.run.cluster.model_dump(mode="json")
+        config = dump_config(self.run.cluster)
         status.write_atomically(os.path.join(directory, plan.CLUSTER_FILE), config)
         self._document = {
             "name": self.run.cluster.name,
@@ -172,7 +172,7 @@ class Launcher:
     def _set_up(self, node: str, channel: Channel) -> None:
         run = self.run
         self._channels[node] = channel
-        config, arguments = run.cluster.model_dump(mode="json"), list(run.arguments)
+        config, arguments = dump_config(run.cluster), list(run.arguments)
         channel.send(
             messages.Setup(config, node, run.run_id, run.name, arguments, run.cwd, self._check_only)
         )

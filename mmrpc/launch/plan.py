@@ -17,6 +17,13 @@ CLUSTER_FILE = "cluster.json"
 """Name of the resolved config beside the logs."""
 
 
+def busy_nodes(cluster: ClusterConfig) -> list[str]:
+    """The master's node, whose agent hosts the store, then the others that run workers."""
+    master = cluster.master.node
+    busy = {worker.node for worker in cluster.workers()}
+    return [master, *(node for node in cluster.nodes if node in busy - {master})]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a cluster, before anything has started.
@@ -51,10 +58,8 @@ class Run:
         return os.path.join(base, self.name)
 
     def nodes(self) -> list[str]:
-        """The master's node, whose agent hosts the store, then the others that run workers."""
-        master = self.cluster.master.node
-        busy = {worker.node for worker in self.cluster.workers()}
-        return [master, *(node for node in self.cluster.nodes if node in busy - {master})]
+        """Nodes that need an agent; see `busy_nodes`."""
+        return busy_nodes(self.cluster)
 
 
 @dataclass(frozen=True, slots=True)

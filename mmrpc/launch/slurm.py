@@ -6,9 +6,15 @@ import os
 import shlex
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-from mmrpc.config import ClusterConfig
 from mmrpc.errors import LaunchError
+from mmrpc.launch import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mmrpc.config import ClusterConfig
 
 
 def place(cluster: ClusterConfig) -> tuple[ClusterConfig, dict[str, str]]:
@@ -30,21 +36,31 @@ def place(cluster: ClusterConfig) -> tuple[ClusterConfig, dict[str, str]]:
             hint="Use salloc or sbatch; `mmrpc launch CONFIG --sbatch` prints a script.",
             exit_code=1,
         )
-    return assign(cluster, _expand(nodelist))
+    names = _scontrol("show", "hostnames", nodelist).split()
+    nodes = _scontrol("--oneliner", "show", "node", nodelist).splitlines()
+    return assign(cluster, names, dict(map(_address, nodes)))
 
 
-def _expand(nodelist: str) -> list[str]:
-    command = ["scontrol", "show", "hostnames", nodelist]
+def _scontrol(*words: str) -> str:
+    command = ["scontrol", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(f"cannot ask scontrol for the allocation's nodes: {error}") from None
-    return done.stdout.split()
+    return done.stdout
 
 
-def assign(cluster: ClusterConfig, names: list[str]) -> tuple[ClusterConfig, dict[str, str]]:
-    """Assigns Slurm's nodes to ours; see `place`."""
-    busy = [node for node in cluster.nodes if cluster.workers_on(node)]
+def _address(line: str) -> tuple[str, str]:
+    """Name and address of a node, from a line of ``key=value``."""
+    values = dict(word.partition("=")[::2] for word in line.split())
+    return values["NodeName"], values.get("NodeAddr", values["NodeName"])
+
+
+def assign(
+    cluster: ClusterConfig, names: list[str], addresses: Mapping[str, str]
+) -> tuple[ClusterConfig, dict[str, str]]:
+    """Assigns Slurm's nodes, and the addresses that they have, to ours; see `place`."""
+    busy = plan.busy_nodes(cluster)
     placed: dict[str, str] = {}
     for node in busy:
         for known in (node, cluster.nodes[node].host):
@@ -63,12 +79,10 @@ def assign(cluster: ClusterConfig, names: list[str]) -> tuple[ClusterConfig, dic
     nodes = {
         node: config
         if node not in placed or cluster.origin.is_given(("nodes", node, "host"))
-        else config.model_copy(update={"host": placed[node]})
+        else config.model_copy(update={"host": addresses.get(placed[node], placed[node])})
         for node, config in cluster.nodes.items()
     }
-    resolved = cluster.model_dump(mode="json")
-    resolved["nodes"] = {node: config.model_dump(mode="json") for node, config in nodes.items()}
-    return ClusterConfig.model_validate(resolved), placed
+    return cluster.model_copy(update={"nodes": nodes}), placed
 
 
 def script(cluster: ClusterConfig, words: list[str], cwd: str) -> str:
@@ -79,7 +93,7 @@ def script(cluster: ClusterConfig, words: list[str], cwd: str) -> str:
         words: Arguments of ``mmrpc launch``.
         cwd: Where it shall run.
     """
-    busy = [node for node in cluster.nodes if cluster.workers_on(node)]
+    busy = plan.busy_nodes(cluster)
     most = max(len(cluster.workers_on(node)) for node in busy)
     options = [
         f"--job-name={cluster.name}",

@@ -83,6 +83,7 @@ class Launch:
         words: Further words of the command line.
         env: Further environment.
         command: ``launch`` or another command that takes a config.
+        prefix: What runs it, such as ``salloc``.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class Launch:
         *words: str,
         env: dict[str, str] | None = None,
         command: str = "launch",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         write_job(directory, config)
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [PYTHON, "-m", "mmrpc.cli", command, "cluster.json", *words],
+            [*prefix, PYTHON, "-m", "mmrpc.cli", command, "cluster.json", *words],
             cwd=directory,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -135,7 +137,8 @@ class Launch:
                 ),
                 PATIENCE_S,
             )
-        assert seen and all(needle in self.text for needle in needles), (needles, self.text)
+        assert seen, (needles, self.text)
+        assert all(needle in self.text for needle in needles), (needles, self.text)
         return self
 
     def pid_of(self, worker: str) -> int:

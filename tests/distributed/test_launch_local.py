@@ -157,9 +157,7 @@ def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     with launching(tmp_path, config) as launch:
         launch.until("up w0")
         launch.process.send_signal(signal.SIGINT)
-        wait_until(
-            lambda: not launch.process.send_signal(signal.SIGINT) and not members(tmp_path)
-        )
+        wait_until(lambda: not launch.process.send_signal(signal.SIGINT) and not members(tmp_path))
         assert launch.code() == 130
 
 

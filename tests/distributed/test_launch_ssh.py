@@ -194,5 +194,6 @@ def test_dry_run_checks_every_node_and_starts_nothing(
         assert launch.code() == 1
         assert "on b: there is no network interface 'nope0'" in launch.text
         assert "agent: ssh -T" in launch.text
-    assert not list(tmp_path.glob("logs-*/*")) and not (tmp_path / "runs").exists()
+    assert not list(tmp_path.glob("logs-*/*"))
+    assert not (tmp_path / "runs").exists()
     assert_nobody_left(tmp_path)
