@@ -1,7 +1,7 @@
 """A cluster as one checked description: nodes, mounts, roles, and how they talk."""
 
 from mmrpc.config.cluster import ClusterConfig, Worker, config_hash
-from mmrpc.config.loading import load_config, parse_config
+from mmrpc.config.loading import dump_config, load_config, parse_config
 from mmrpc.config.models import (
     LaunchConfig,
     LogsConfig,
@@ -28,6 +28,7 @@ __all__ = [
     "SshConfig",
     "Worker",
     "config_hash",
+    "dump_config",
     "json_schema",
     "load_config",
     "parse_config",

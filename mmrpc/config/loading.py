@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmrpc.config.origin import Key
     from mmrpc.config.sources import Places, Tree
 
+_ORIGIN = "$origin"
 _KINDS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
 
@@ -52,6 +53,8 @@ def load_config(
     except UnicodeDecodeError as error:
         raise ConfigError(f"it is not UTF-8 at byte {error.start}", file=file) from None
     tree, places = parse_text(text, file, kind)
+    if kind == "json":
+        places = _take_origin(tree, file) or places
     return _build(tree, places, set, file)
 
 
@@ -64,7 +67,38 @@ def parse_config(
     Raises:
         ConfigError: With the key of the first problem, and all of them in its text.
     """
-    return _build(_copy(tree), {}, set, None)
+    copy = _copy(tree)
+    places = _take_origin(copy, None) or {}
+    return _build(copy, places, set, None)
+
+
+def dump_config(cluster: ClusterConfig) -> dict[str, Any]:
+    """Gives the resolved config as JSON values, for another process of the same job.
+
+    It remembers where each value came from, so that errors on other nodes name the lines of the
+    file that a person wrote. `parse_config` and `load_config` read it. Secrets are in it.
+    """
+    origin = cluster.origin
+    places = [
+        [".".join(key), place.file, place.line, place.column]
+        for key, place in origin.places.items()
+    ]
+    tree: dict[str, Any] = cluster.model_dump(mode="json")
+    return {**tree, _ORIGIN: {"file": origin.file, "places": places}} if places else tree
+
+
+def _take_origin(tree: Any, file: str | None) -> Places | None:
+    """Removes what `dump_config` noted, and gives it."""
+    noted = tree.pop(_ORIGIN, None) if isinstance(tree, dict) else None
+    if noted is None:
+        return None
+    try:
+        return {
+            tuple(dotted.split(".")) if dotted else (): Place(file, line, column)
+            for dotted, file, line, column in noted["places"]
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError("this was not written by mmrpc", file=file, key=_ORIGIN) from None
 
 
 def _copy(node: Any) -> Any:
@@ -76,7 +110,8 @@ def _copy(node: Any) -> Any:
 
 def _build(tree: Tree, places: Places, settings: Iterable[str], file: str | None) -> ClusterConfig:
     apply_sets(tree, places, settings)
-    origin = Origin(file, places)
+    root = places.get(())
+    origin = Origin(root.file if root else file, places)
     try:
         cluster = ClusterConfig.model_validate(tree)
     except ValidationError as error:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrpc.config import load_config, parse_config
+from mmrpc.config import config_hash, dump_config, load_config, parse_config
 from mmrpc.config.sources import parse_text
 from mmrpc.errors import ConfigError
 
@@ -161,6 +161,27 @@ def test_where_a_config_came_from_is_no_part_of_it(load):
     assert load(YAML) == parse_config(json.loads(JSON))
     assert load(YAML).origin.find("nodes.a.host").line == 5
     assert parse_config(json.loads(JSON)).origin.find("nodes.a.host") is None
+
+
+def test_a_resolved_config_remembers_the_lines(load, tmp_path):
+    """What a launcher hands on is the same config, and its errors name the person's own file."""
+    cluster = load(YAML, set=["rpc.threads=9"])
+    dumped = json.loads(json.dumps(dump_config(cluster)))
+    path = tmp_path / "resolved.json"
+    path.write_text(json.dumps(dumped))
+    for other in (parse_config(dumped), load_config(path)):
+        assert other == cluster
+        assert config_hash(other) == config_hash(cluster)
+        assert other.origin.find("nodes.a.mounts.data") == cluster.origin.find(
+            "nodes.a.mounts.data"
+        )
+        assert str(other.origin.find("rpc.threads")) == "--set"
+        assert other.origin.file == cluster.origin.file
+    dumped["nodes"]["a"]["mounts"]["data"] = "x"
+    with pytest.raises(ConfigError, match=r"c\.yaml:6:14: nodes\.a\.mounts\.data: 'x' is relative"):
+        parse_config(dumped)
+    with pytest.raises(ConfigError, match="not written by mmrpc"):
+        parse_config({**dumped, "$origin": {"places": [3]}})
 
 
 def test_parse_config_leaves_its_argument_alone():
