@@ -19,7 +19,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 _RUN_MARK = f"MMRPC_TEST_RUN={os.getpid()}"
 os.environ["MMRPC_TEST_RUN"] = str(os.getpid())
 
-_LASTING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+_LASTING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SHM = "/dev/shm"
 _GRACE_S = 3
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
@@ -74,8 +74,12 @@ def _leaves_nothing_behind() -> Iterator[None]:
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if new := [name for name in os.listdir(_SHM) if name not in files]:
-        told += [f"{_SHM}/{name}" for name in new if _is_ours(name)]
+    new = set(os.listdir(_SHM)) - files
+    while new and (new := {name for name in new if _is_left(name)}):
+        if time.monotonic() > deadline:
+            told += [f"{_SHM}/{name}" for name in new]
+            break
+        time.sleep(0.1)
     if told:
         pytest.fail("the test left behind " + "; ".join(told))
 
@@ -106,17 +110,21 @@ def _processes_of_this_run() -> Iterator[int]:
     return (pid for pid in ours if not any(word in _command(pid) for word in _LASTING))
 
 
-def _is_ours(shm_name: str) -> bool:
-    path = f"{_SHM}/{shm_name}"
+def _is_left(shm_name: str) -> bool:
+    """Whether a file is there and in no other process, so that other people's runs are none."""
     try:
-        if os.stat(path).st_uid != os.geteuid():
-            return False
+        status = os.stat(f"{_SHM}/{shm_name}")
     except FileNotFoundError:
         return False
+    if status.st_uid != os.geteuid():
+        return False
+    # By inode: a semaphore is mapped under a name that it had before.
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    entry = f" {device} {status.st_ino} ".encode()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                if path.encode() in _read(int(name), "maps"):
+                if entry in _read(int(name), "maps"):
                     return False
     return True
 
@@ -126,8 +134,8 @@ def _read(pid: int, what: str) -> bytes:
         return file.read()
 
 
-def _command(pid: int) -> bytes:
+def _command(pid: int) -> str:
     try:
-        return _read(pid, "cmdline").replace(b"\0", b" ").strip()
+        return os.fsdecode(_read(pid, "cmdline").replace(b"\0", b" ").strip())
     except OSError:
-        return b""
+        return ""
