@@ -61,6 +61,7 @@ def serving(
         f"ListenAddress {address}\nPort {port}\nHostKey {directory / 'host'}\n"
         f"AuthorizedKeysFile {directory / 'user.pub'}\nPidFile {directory / 'pid'}\n"
         "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+        "Subsystem sftp internal-sftp\n"
         f"SetEnv MMRPC_TEST_RUN={os.environ['MMRPC_TEST_RUN']}\n"
     )
     config_file = directory / "ssh_config"
