@@ -53,6 +53,7 @@ def run_workers(
     names: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     init: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     may_die: Sequence[str] = (),
     shutdown: bool = True,
     start_method: str = "spawn",
@@ -70,6 +71,7 @@ def run_workers(
         names: Names of the workers. Defaults to ``worker0``, ``worker1``, ...
         env: Environment variables for the workers.
         init: Keyword arguments for `mmrpc.rpc.init_rpc`.
+        options: Keyword arguments for `mmrpc.rpc.TensorPipeRpcBackendOptions`.
         may_die: Workers whose death is part of the test; their result is None.
         shutdown: Whether to leave the group after the function; if not, the function does it.
         start_method: One of `multiprocessing`'s: ``spawn``, or ``forkserver`` to import torch
@@ -85,7 +87,9 @@ def run_workers(
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         multiprocessing.set_forkserver_preload(["mmrpc.rpc"])
-    task = _Task(fn, args, n, free_port(), dict(env or {}), dict(init or {}), shutdown)
+    task = _Task(
+        fn, args, n, free_port(), dict(env or {}), dict(init or {}), dict(options or {}), shutdown
+    )
     workers = [_Worker.start(context, task, rank, name) for rank, name in enumerate(names)]
     try:
         return _collect(workers, time.monotonic() + timeout_s, timeout_s, set(may_die))
@@ -102,6 +106,7 @@ class _Task:
     port: int
     env: dict[str, str]
     init: dict[str, Any]
+    options: dict[str, Any]
     shutdown: bool
 
 
@@ -180,7 +185,13 @@ def _work(task: _Task, rank: int, name: str, answers: connection.Connection) -> 
     try:
         from mmrpc import rpc
 
-        rpc.init_rpc(name, rank=rank, world_size=task.world_size, **task.init)
+        init = {
+            "rank": rank,
+            "world_size": task.world_size,
+            # They do not pickle, so that each worker makes its own.
+            "rpc_backend_options": rpc.TensorPipeRpcBackendOptions(**task.options),
+        }
+        rpc.init_rpc(name, **{**init, **task.init})
         value = task.fn(rank, *task.args)
         if task.shutdown:
             rpc.shutdown()

@@ -104,15 +104,19 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     """
     if not torchrpc.is_initialized():
         return
+    together = False
     error: RpcError | None = None
     try:
-        if graceful and _is_static_group():
-            error = gathering.gather(timeout or None)
-            graceful = error is None
-        _leave(graceful)
+        if graceful:
+            error = gathering.gather(timeout or None) if _is_static_group() else None
+            together = error is None
     finally:
-        executor.stop()
-        _forget()
+        # Also when the wait was interrupted: an agent that is left behind keeps the process.
+        try:
+            _leave(together)
+        finally:
+            executor.restart()
+            _forget()
     if error is not None:
         raise error
 

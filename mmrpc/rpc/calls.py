@@ -46,7 +46,7 @@ def rpc_sync(
         RemoteError: If the function raised what cannot be rebuilt here; anything else that it
             raised is raised as it was.
     """
-    call, *what = _prepare(to, func, args, kwargs)
+    call, *what = _prepare(to, func, args, kwargs, timeout)
     return result(lambda: torchrpc.rpc.rpc_sync(to, *what, timeout), call)
 
 
@@ -69,7 +69,7 @@ def rpc_async(
     Returns:
         A future; its `wait` and `value` return and raise what `rpc_sync` does.
     """
-    call, *what = _prepare(to, func, args, kwargs)
+    call, *what = _prepare(to, func, args, kwargs, timeout)
     sent = torchrpc.rpc.rpc_async(to, *what, timeout)
     future = new_future()
     _stand_in_for(sent, future)
@@ -85,7 +85,7 @@ def send_remote(
     timeout: float,
 ) -> Any:
     """Runs a function on another worker, where its `Reply` stays; gives torch's RRef of it."""
-    _, *what = _prepare(to, func, args, kwargs)
+    _, *what = _prepare(to, func, args, kwargs, timeout)
     return torchrpc.rpc.remote(to, *what, timeout)
 
 
@@ -121,12 +121,13 @@ def _prepare(
     func: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
+    timeout: float,
 ) -> tuple[Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Says which function torch is to call, and with what."""
     if not callable(func):
         raise TypeError(f"function should be callable, not {type(func).__name__}")
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    call = Call(peer_name(to), _name_of(func, args))
+    call = Call(peer_name(to), _name_of(func, args), timeout)
     script = getattr(func, "_wrapped_async_rpc_function", func)
     if isinstance(script, torch.jit.ScriptFunction) and not _any_mapped((args, kwargs)):
         # torch runs it there without Python; that knows no wrapped RRef, and no reference.

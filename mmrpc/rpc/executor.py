@@ -1,38 +1,89 @@
 """The threads that run what peers ask for.
 
 torch's own pool also completes futures: when all of its threads wait for nested calls, nothing
-can answer them any more. So its threads only hand calls over to these.
+can answer them any more. So its threads only hand calls over to these, of which there are as
+many as calls run at the time. They are daemons, as `concurrent.futures` has none: a call that
+never returns must not keep a process alive that has left its group.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAX_RUNNING = 1024
-"""Calls that run at a time. Threads start on demand, and an idle one is taken first."""
+    Job = Callable[[], None]
 
-_lock = threading.Lock()
-_executor: ThreadPoolExecutor | None = None
+_IDLE_S = 60.0
+"""How long a thread waits for another call before it ends."""
+
+
+class CallThreads:
+    """Threads that start on demand; an idle one is taken first, and ends after a while."""
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._idle = 0
+        self._stopped = False
+        self._numbers = itertools.count()
+
+    def submit(self, fn: Callable[..., None], *args: Any) -> None:
+        """Runs a function soon; it must not raise.
+
+        Raises:
+            RuntimeError: After `stop`.
+        """
+
+        def job() -> None:
+            fn(*args)
+
+        with self._changed:
+            if self._stopped:
+                raise RuntimeError("this worker has shut down and takes no calls")
+            if self._idle > len(self._waiting):
+                self._waiting.append(job)
+                self._changed.notify()
+                return
+        threading.Thread(
+            target=self._run, args=(job,), name=f"mmrpc-call-{next(self._numbers)}", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Lets idle threads end, and others when their call does; nothing is waited for."""
+        with self._changed:
+            self._stopped = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _run(self, job: Job | None) -> None:
+        while job is not None:
+            job()
+            job = self._next()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._waiting or self._stopped, self._idle_s)
+            self._idle -= 1
+            return self._waiting.popleft() if self._waiting else None
+
+
+_threads = CallThreads()
 
 
 def submit(fn: Callable[..., None], *args: Any) -> None:
-    """Runs a function on a thread of the pool, which starts with the first one."""
-    global _executor
-    with _lock:
-        if _executor is None:
-            _executor = ThreadPoolExecutor(_MAX_RUNNING, thread_name_prefix="mmrpc-call")
-        _executor.submit(fn, *args)
+    """Runs a function on one of the threads of this process."""
+    _threads.submit(fn, *args)
 
 
-def stop() -> None:
-    """Drops what has not started and lets the threads end; what runs is not waited for."""
-    global _executor
-    with _lock:
-        executor, _executor = _executor, None
-    if executor is not None:
-        executor.shutdown(wait=False, cancel_futures=True)
+def restart() -> None:
+    """Ends the threads of a group that this process left, and has new ones for the next."""
+    global _threads
+    _threads.stop()
+    _threads = CallThreads()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mmrpc.errors import PeerLostError, RpcTimeoutError
+from mmrpc.rpc.torchrpc import UNSET, default_timeout_s
 
 if TYPE_CHECKING:
     from mmrpc.errors import RpcError
@@ -24,11 +25,14 @@ class Call:
     Attributes:
         peer: Name of the worker that was called.
         function: Qualified name of the function.
+        timeout_s: Its time limit in seconds, as it was passed: below 0 for the one of
+            `init_rpc`.
         started_s: `time.monotonic()` when the call was made.
     """
 
     peer: str
     function: str | None
+    timeout_s: float = UNSET
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -62,10 +66,12 @@ def typed(error: RuntimeError, call: Call) -> RpcError | None:
     text = str(error)
     elapsed_s = call.elapsed_s
     if found := _TIMEOUT.search(text):
-        timeout_s = int(found["ms"]) / 1000 if found["ms"] else None
-        limit = f" within {timeout_s:g} s" if timeout_s is not None else ""
+        if found["ms"]:
+            timeout_s = int(found["ms"]) / 1000
+        else:
+            timeout_s = call.timeout_s if call.timeout_s >= 0 else default_timeout_s()
         return RpcTimeoutError(
-            f"no answer{limit}",
+            f"no answer within {timeout_s:g} s",
             hint="It may still be at work. Pass a longer timeout, or look at what it waits for.",
             peer=call.peer,
             function=call.function,

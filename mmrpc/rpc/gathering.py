@@ -7,6 +7,7 @@ living worker is still at work; when one is lost, all learn which.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -45,37 +46,47 @@ class _Leader:
         self.arrived: set[str] = set()
         self.told: set[str] = set()
         self.lost: set[str] = set()
-        self.expired = False
+        self.over = False
 
     def verdict(self) -> Verdict:
-        missing = sorted(_worker_names() - self.arrived)
-        settled = not missing or bool(self.lost) or self.expired
-        return Verdict(settled, tuple(missing), tuple(sorted(self.lost)))
+        return Verdict(self.over, tuple(sorted(self.missing())), tuple(sorted(self.lost)))
+
+    def missing(self) -> set[str]:
+        return _worker_names() - self.arrived
 
     def arrive(self, name: str, wait_s: float) -> Verdict:
+        """Notes that a worker came, and waits a while for the verdict."""
         with self.changed:
             self.arrived.add(name)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.verdict().settled, wait_s)
-            verdict = self.verdict()
-            if verdict.settled:
+            self.changed.wait_for(lambda: self.over, wait_s)
+            if self.over:
                 self.told.add(name)
                 self.changed.notify_all()
-            return verdict
+            return self.verdict()
 
-    def add_lost(self, names: set[str]) -> None:
-        with self.changed:
-            self.lost |= names - self.arrived
-            self.changed.notify_all()
+    def withdraw(self, name: str) -> None:
+        """Notes that a worker that came has left alone."""
+        self.conclude({name}, False)
 
-    def expire(self) -> None:
+    def wait_for_all(self, wait_s: float) -> set[str]:
+        """Gives those that have not come by then."""
         with self.changed:
-            self.expired = True
+            self.changed.wait_for(lambda: self.over or not self.missing(), wait_s)
+            return self.missing()
+
+    def conclude(self, dead: set[str], over: bool) -> None:
+        """Notes who is dead, which ends the wait, as being over does."""
+        with self.changed:
+            self.arrived -= dead
+            self.lost |= dead
+            self.over = self.over or over or bool(dead)
             self.changed.notify_all()
 
     def linger(self) -> None:
+        """Waits until all that came and live know the verdict."""
         with self.changed:
-            self.changed.wait_for(lambda: self.told >= self.arrived - self.lost, _LINGER_S)
+            self.changed.wait_for(lambda: self.told >= self.arrived, _LINGER_S)
 
 
 _leader = _Leader()
@@ -100,25 +111,38 @@ def gather(timeout_s: float | None) -> RpcError | None:
     leader = min(_worker_names())
     started_s = time.monotonic()
     deadline_s = None if timeout_s is None else started_s + timeout_s
-    verdict = Verdict(False, (), ())
-    while not verdict.settled:
-        left_s = _ROUND_S if deadline_s is None else deadline_s - time.monotonic()
-        if left_s <= 0:
-            if me == leader:
-                _leader.expire()
-                verdict = _leader.arrive(me, 0)
-            break
-        wait_s = min(_ROUND_S, left_s)
-        if me == leader:
-            verdict = _leader.arrive(me, wait_s)
-            if not verdict.settled:
-                _leader.add_lost(_dead_among(verdict.missing, wait_s))
-        else:
-            verdict = _ask(leader, me, wait_s, verdict)
+    verdict = _lead(me, deadline_s) if me == leader else _follow(leader, me, deadline_s)
     error = _error_of(verdict, time.monotonic() - started_s, timeout_s)
     if error is not None and me == leader:
         _leader.linger()
     return error
+
+
+def _lead(me: str, deadline_s: float | None) -> Verdict:
+    _leader.arrive(me, 0)
+    while not _leader.over:
+        left_s = _left_s(deadline_s)
+        missing = _leader.wait_for_all(min(_ROUND_S, left_s))
+        # Those that are still at work; and before all leave, those that came.
+        dead = _dead_among(missing or _worker_names() - {me})
+        _leader.conclude(dead, not missing or left_s == 0)
+    return _leader.arrive(me, 0)
+
+
+def _follow(leader: str, me: str, deadline_s: float | None) -> Verdict:
+    verdict = Verdict(False, (), ())
+    while not verdict.settled:
+        left_s = _left_s(deadline_s)
+        if left_s == 0:
+            with contextlib.suppress(RpcTimeoutError, PeerLostError):
+                calls.rpc_sync(leader, _withdraw, (me,), timeout=_ROUND_S)
+            break
+        verdict = _ask(leader, me, min(_ROUND_S, left_s), verdict)
+    return verdict
+
+
+def _left_s(deadline_s: float | None) -> float:
+    return _ROUND_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
 
 def _ask(leader: str, me: str, wait_s: float, before: Verdict) -> Verdict:
@@ -136,7 +160,7 @@ def _error_of(verdict: Verdict, elapsed_s: float, timeout_s: float | None) -> Rp
         return None
     if verdict.lost:
         return PeerLostError(
-            f"it ended without shutdown(), or the network to it broke{_others(verdict)}",
+            f"it ended, or left on its own, or the network to it broke{_others(verdict)}",
             hint="This worker has shut down alone. Look at the log and the exit code of the"
             " lost one.",
             peer=", ".join(verdict.lost),
@@ -158,8 +182,8 @@ def _others(verdict: Verdict) -> str:
     return f"; {', '.join(others)} had not called it either" if others else ""
 
 
-def _dead_among(names: tuple[str, ...], timeout_s: float) -> set[str]:
-    asked = {name: calls.rpc_async(name, _alive, timeout=timeout_s) for name in names}
+def _dead_among(names: set[str]) -> set[str]:
+    asked = {name: calls.rpc_async(name, _alive, timeout=_ROUND_S) for name in names}
     dead = set()
     for name, answer in asked.items():
         try:
@@ -177,6 +201,10 @@ def _alive() -> None:
 
 def _report(name: str, wait_s: float) -> Verdict:
     return _leader.arrive(name, wait_s)
+
+
+def _withdraw(name: str) -> None:
+    _leader.withdraw(name)
 
 
 def _worker_names() -> set[str]:

@@ -56,7 +56,7 @@ class RRef(Generic[T]):
                 that it raised is raised as it was.
         """
         value: T = calls.result(
-            lambda: self.torch_rref.to_here(timeout), self._call("RRef.to_here")
+            lambda: self.torch_rref.to_here(timeout), self._call("RRef.to_here", timeout)
         )
         return value
 
@@ -114,8 +114,8 @@ class RRef(Generic[T]):
     def _get_future(self) -> Any:
         return self.torch_rref._get_future()
 
-    def _call(self, name: str) -> Call:
-        return Call(self.owner_name(), name)
+    def _call(self, name: str, timeout: float = UNSET) -> Call:
+        return Call(self.owner_name(), name, timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return wrap, (self.torch_rref,)

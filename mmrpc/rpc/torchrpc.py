@@ -38,6 +38,11 @@ def is_initialized() -> bool:
     return bool(rpc._is_current_rpc_agent_set())
 
 
+def default_timeout_s() -> float:
+    """Gives the time limit of calls that do not pass one, in seconds."""
+    return float(rpc.get_rpc_timeout())
+
+
 def in_autograd_context() -> bool:
     """Whether this thread runs inside a distributed autograd context.
 

@@ -1,0 +1,188 @@
+"""Peers that die or do not answer, and groups that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from mmrpc import errors, rpc
+from mmrpc.core.resolver import get_resolver
+from mmrpc.testing import free_port
+from tests.distributed.workers import by_every_way, outcome, run
+
+_release = threading.Event()
+_asked = threading.Event()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_release() -> None:
+    _release.wait(60)
+
+
+def release() -> None:
+    _release.set()
+
+
+def ask() -> int:
+    _asked.set()
+    return len(threading.enumerate())
+
+
+def wait_until_asked() -> None:
+    _asked.wait(60)
+
+
+def lose_a_peer(rank: int, way: str, when: str) -> dict[str, Any]:
+    if rank == 1 and when == "while it works":
+        wait_for_release()
+    if rank == 1:
+        return {"shutdown": outcome(rpc.shutdown)}
+    if rank == 2:
+        rpc.rpc_sync("worker0", wait_until_asked)
+        return {"shutdown": outcome(rpc.shutdown)}
+    calls = {
+        "rpc_sync": lambda: rpc.rpc_sync("worker1", die),
+        "rpc_async": lambda: rpc.rpc_async("worker1", die).wait(),
+        "remote": lambda: rpc.remote("worker1", die).to_here(),
+    }
+    found = {"call": outcome(calls[way]), "next": outcome(lambda: rpc.rpc_sync("worker1", ask))}
+    found["other"] = rpc.rpc_sync("worker2", len, ([1],))
+    ask()
+    found["shutdown"] = outcome(rpc.shutdown)
+    found["node after"] = get_resolver().node
+    return found
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+@pytest.mark.parametrize("when", ["while it works", "while it waits in shutdown"])
+def test_a_peer_that_dies_is_named(way: str, when: str) -> None:
+    """By the call, by the next call, and by the shutdown of every worker that is left."""
+    found = run(lose_a_peer, 3, way, when, may_die=["worker1"], shutdown=False)
+    caller = found[0]
+    assert caller["call"].cls is errors.PeerLostError
+    assert caller["call"].peer == "worker1"
+    assert caller["call"].function == ("RRef.to_here" if way == "remote" else "die")
+    assert caller["call"].elapsed_s > 0
+    assert caller["next"].cls is errors.PeerLostError
+    assert caller["other"] == 1
+    for worker in (0, 2):
+        assert found[worker]["shutdown"].cls is errors.PeerLostError
+        assert found[worker]["shutdown"].peer == "worker1"
+    assert caller["node after"] is None
+
+
+def call_slowly(rank: int) -> dict[str, Any]:
+    if rank == 1:
+        return {}
+    rref = rpc.remote("worker1", wait_for_release)
+    found = {
+        "rpc_sync": outcome(lambda: rpc.rpc_sync("worker1", wait_for_release, timeout=0.2)),
+        "rpc_async": outcome(
+            lambda: rpc.rpc_async("worker1", wait_for_release, timeout=0.2).wait()
+        ),
+        "remote": outcome(lambda: rref.to_here(timeout=0.2)),
+        "proxy": outcome(lambda: rref.rpc_sync(timeout=0.2).nothing()),
+    }
+    rpc.rpc_sync("worker1", release)
+    found["after"] = by_every_way(rpc, "worker1", len, [1, 2])
+    return found
+
+
+def test_a_call_that_takes_too_long_is_a_typed_timeout() -> None:
+    """It names peer, function and limit; the peer answers the next call."""
+    found = run(call_slowly, 2)[0]
+    for way, function in (
+        ("rpc_sync", "wait_for_release"),
+        ("rpc_async", "wait_for_release"),
+        ("remote", "RRef.to_here"),
+        ("proxy", "RRef.nothing"),
+    ):
+        error = found[way]
+        assert error.cls is errors.RpcTimeoutError, way
+        assert (error.peer, error.function) == ("worker1", function)
+        assert error.elapsed_s >= 0.1
+        assert error.timeout_s == pytest.approx(0.2)
+    assert found["after"] == {"rpc_sync": 2, "rpc_async": 2, "remote": 2}
+
+
+def leave_while_others_work(rank: int) -> Any:
+    if rank == 0:
+        return None  # goes to shutdown at once, where it is to go on serving
+    return [rpc.rpc_sync("worker0", len, ([1] * n,)) for n in range(50)]
+
+
+def test_a_worker_in_shutdown_serves_those_that_still_work() -> None:
+    """Nobody leaves before all have come."""
+    assert run(leave_while_others_work, 3) == [None, list(range(50)), list(range(50))]
+
+
+def leave_with_a_limit(rank: int, early: int) -> Any:
+    if rank == early:
+        return outcome(lambda: rpc.shutdown(timeout=1))
+    peer = f"worker{early}"
+    error = outcome(lambda: rpc.rpc_sync(peer, wait_for_release, timeout=50))
+    return error, outcome(rpc.shutdown)
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_shutdown_with_a_limit_names_who_is_missing(early: int) -> None:
+    """The worker that waited leaves alone; the one that came late learns that it is gone."""
+    found = run(leave_with_a_limit, 2, early, shutdown=False)
+    late = f"worker{1 - early}"
+    assert found[early].cls is errors.RpcTimeoutError
+    assert (found[early].peer, found[early].timeout_s) == (late, 1)
+    call, shutdown = found[1 - early]
+    assert call.cls is errors.PeerLostError
+    assert shutdown.cls is errors.PeerLostError
+    assert shutdown.peer == f"worker{early}"
+
+
+def come_back(rank: int, port: int) -> Any:
+    before = get_resolver().node
+    rpc.shutdown()
+    rpc.shutdown()
+    after = get_resolver().node
+    uninitialized = outcome(lambda: rpc.rpc_sync("worker1", len, ([],)))
+    os.environ.update(
+        MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", MMRPC_NODE=f"node{rank}"
+    )
+    rpc.init_rpc()
+    again = rpc.rpc_sync(f"worker{1 - rank}", get_node)
+    twice = outcome(rpc.init_rpc)
+    rpc.shutdown()
+    for thread in threading.enumerate():
+        if thread.name.startswith("mmrpc-call"):
+            thread.join(30)
+    threads = [thread.name for thread in threading.enumerate() if "mmrpc" in thread.name]
+    return before, after, uninitialized.message, again, twice.cls, threads
+
+
+def get_node() -> str | None:
+    return get_resolver().node
+
+
+def test_a_group_can_end_and_another_begin() -> None:
+    """Shutdown twice is once; init_rpc without arguments reads the environment."""
+    for rank, found in enumerate(run(come_back, 2, free_port(), shutdown=False)):
+        before, after, uninitialized, again, twice, threads = found
+        assert (before, after) == (f"worker{rank}", None)
+        assert "not been initialized" in uninitialized
+        assert again == f"node{1 - rank}"
+        assert twice is RuntimeError
+        assert threads == []
+
+
+def leave_at_once(rank: int) -> Any:
+    return outcome(lambda: rpc.shutdown(graceful=False))
+
+
+def test_a_worker_can_leave_without_waiting() -> None:
+    """With graceful=False."""
+    assert run(leave_at_once, 2, shutdown=False) == [None, None]
