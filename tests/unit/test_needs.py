@@ -58,7 +58,8 @@ def test_leaked_shared_memory_fails_the_test(pytester_run) -> None:
             open(f"/dev/shm/mmrpc-leak-{os.getpid()}", "w").close()
         def test_clean_up():
             os.unlink(f"/dev/shm/mmrpc-leak-{os.getpid()}")
-        """
+        """,
+        MMRPC_REQUIRE_ALL="1",
     )
     assert "the test left behind /dev/shm/mmrpc-leak-" in result.stdout, result.stdout
 
