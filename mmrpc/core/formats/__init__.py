@@ -54,9 +54,9 @@ def open(
 
     Raises:
         PathError: The subclass that fits, such as `FileTooShortError` for a truncated file.
-        LayoutError: If it is malformed, of no known format, or holds what cannot be mapped.
+        LayoutError: If it is malformed, of no known format, holds what cannot be mapped, or has
+            no tensor of that name.
         ConfigError: For a URL, while no cluster's mounts are known.
-        KeyError: If it has no tensor of that name.
     """
     path = _local_path(os.fsdecode(os.fspath(path_or_url)))
     if dtype is not None or shape is not None:
@@ -134,7 +134,7 @@ def _pick(found: Any, key: str, path: str) -> Any:
             names = sorted(map(str, found)) if isinstance(found, dict) else []
             told = f"it has {', '.join(names[:8])}" if names else "it has one tensor without a name"
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            raise KeyError(f"{key!r} is not in {path!r}: {told}{more}")
+            raise LayoutError(f"{path!r} has no tensor {key!r}: {told}{more}")
         value = value[part]
     return value
 

@@ -81,9 +81,9 @@ def read(source: Source) -> Any:
         with os.fdopen(os.dup(source.fd), "rb") as file, zipfile.ZipFile(file) as archive:
             entries = _entries(source, archive)
             pickled = _pickle_of(source, archive, entries)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error, OSError) as error:
-        if isinstance(error, MmrpcError):
-            raise
+    except MmrpcError:
+        raise
+    except Exception as error:  # a damaged zip file can raise anything
         raise source.bad(f"it is no whole zip file: {error}", "Was it truncated?") from None
     try:
         return _Unpickler(pickled, source, entries).load()
