@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet, WeakValueDictionary
 
-from mmrpc.core import files, host, libc
+from mmrpc.core import files, host, lease, libc
 from mmrpc.core.location import MemoryLocation, Mode
 from mmrpc.core.mapping import PAGE_BYTES, Mapping
 from mmrpc.core.meminfo import available_bytes
@@ -42,7 +42,6 @@ _OWN_ARENA_FROM_BYTES: Final = 8 << 20
 _OWN_ARENA_SHARE: Final = 1 / 128
 _CHECK_FROM_BYTES: Final = 1 << 20
 _ALIGN_BYTES: Final = 64
-_LINK: Final = "/memfd:mmrpc"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -61,7 +60,7 @@ class Arena(Mapping):
     __slots__ = ("fd", "has_exports", "inode", "is_forked", "pieces", "used_bytes")
 
     def __init__(self, nbytes: int) -> None:
-        fd = os.memfd_create("mmrpc", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(lease.memory_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
             # Nobody who opens it can shrink it under us, which would be a SIGBUS.
@@ -79,8 +78,9 @@ class Arena(Mapping):
         self.is_forked = False
 
     def where(self) -> MemoryLocation:
-        """Where others find it, while this process lives."""
+        """Where others find it; it waits for them if the tensor goes before."""
         self.has_exports = True
+        lease.grant(self, self.inode)
         return MemoryLocation(
             host.memory_host_id(), os.getpid(), host.own_start_time(), self.fd, self.inode
         )
@@ -165,6 +165,8 @@ def allocate(nbytes: int, pieces: Iterable[memoryview] | None = None) -> Piece:
     """
     if nbytes >= _CHECK_FROM_BYTES:
         free = available_bytes()
+        if free is not None and nbytes > free and lease.end_all():
+            free = available_bytes()
         if free is not None and nbytes > free:
             raise _no_space(nbytes, free)
     try:
@@ -277,6 +279,7 @@ def _known(location: MemoryLocation) -> Mapping | None:
     if (location.pid, location.started) == (os.getpid(), host.own_start_time()):
         for arena in list(_arenas):
             if arena.inode == location.inode and arena.fd == location.fd:
+                lease.note_opened(arena.inode, location.pid)
                 return arena
         return None
     return _foreign.get((location.pid, location.started, location.inode))
@@ -300,7 +303,8 @@ def _open(location: MemoryLocation, node: str | None) -> ForeignMemory:
     if not host.is_alive(location.pid, location.started):
         raise stale("the process that owns it has ended")
     try:
-        if not os.readlink(path).startswith(_LINK):
+        link = os.readlink(path)
+        if not lease.is_memory(link):
             raise stale("its owner has freed it")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -321,6 +325,7 @@ def _open(location: MemoryLocation, node: str | None) -> ForeignMemory:
         address = libc.mmap(fd, status.st_size, shared=True)
     finally:
         os.close(fd)
+    lease.tell_opened(location.pid, link, location.inode)
     mapping = ForeignMemory(address, status.st_size, location)
     key = (location.pid, location.started, location.inode)
     return _foreign.setdefault(key, mapping)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,11 @@ def flip(tensor: torch.Tensor) -> None:
 def open_and_flip(reference: TensorRef) -> None:
     """`flip` for what a reference leads to."""
     flip(reference.open())
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Waits for what another process or thread is about to do."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
