@@ -56,6 +56,8 @@ class Agent:
         self._gang: Gang | None = None
         self._store: Any = None
         self._deadline: float | None = None
+        self._shown: set[str] = set()
+        self._lead = ""
         self._exit_code: int | None = None
         self._document: dict[str, Any] = {}
 
@@ -143,7 +145,7 @@ class Agent:
                 self._stop(min(_ORPHAN_GRACE_S, self._run.cluster.launch.grace_s))
 
     def _set_up(self, setup: messages.Setup) -> None:
-        from mmrpc.config import parse_config
+        from mmrpc.config import dump_config, parse_config
         from mmrpc.launch import preflight
 
         self._node = setup.node
@@ -158,7 +160,7 @@ class Agent:
         if not problems and not setup.check_only:
             try:
                 os.makedirs(directory, exist_ok=True)
-                status.write_atomically(os.path.join(directory, CLUSTER_FILE), setup.config)
+                status.write_atomically(os.path.join(directory, CLUSTER_FILE), dump_config(cluster))
             except OSError as error:
                 reason = f"cannot write logs to {directory!r}: {error.strerror}"
                 problems.append(preflight.Problem(reason, f"Set nodes.{node}.log_dir."))
@@ -194,6 +196,10 @@ class Agent:
     def _start(self, start: messages.Start) -> None:
         from torch.distributed.elastic.multiprocessing import SignalException
 
+        from mmrpc.rpc.handshake.table import LEAD
+
+        self._lead = LEAD
+        self._shown = {plan.worker.name for plan in self._plans if plan.shown}
         if self._exit_code is not None:
             return
         timeout_s = self._run.cluster.launch.start_timeout_s
@@ -239,7 +245,9 @@ class Agent:
         self._send(messages.Started(self._gang.pids))
 
     def _show(self, worker: str, stream: str, text: str) -> None:
-        self._send(messages.Line(worker, stream, text))
+        # What the handshake proved is shown even if the rank that tells it is not.
+        if worker in self._shown or text.startswith(self._lead):
+            self._send(messages.Line(worker, stream, text))
 
     def _on_exit(self, gang: Gang, fd: int) -> None:
         self._selector.unregister(fd)

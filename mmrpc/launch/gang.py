@@ -72,7 +72,7 @@ class Gang:
                 envs={i: {**plan.env, **env} for i, plan in enumerate(plans)},
                 logs_specs=logs.specs(
                     [plan.directory for plan in plans],
-                    [plan.shown for plan in plans],
+                    [plan.shown or plan.worker.rank == 0 for plan in plans],
                     keep=attempt > 0,
                 ),
                 log_line_prefixes={

@@ -7,7 +7,6 @@ for.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import os
@@ -48,10 +47,22 @@ def call(target: str, arguments: list[str]) -> None:
     function: Any = importlib.import_module(module_name)
     for part in name.split("."):
         function = getattr(function, part)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         function()
-        return
-    sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        if not _is_verdict(error):
+            raise
+        # It is about the cluster: where in the code it was raised would only hide it.
+        print("\n".join([f"mmrpc: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+
+
+def _is_verdict(error: Exception) -> bool:
+    from mmrpc.errors import ConfigError, HandshakeError
+
+    return isinstance(error, ConfigError | HandshakeError)
 
 
 if __name__ == "__main__":

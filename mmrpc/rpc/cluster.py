@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.errors import ConfigError
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
-    import os
-
     from mmrpc.config import ClusterConfig, RpcConfig
     from mmrpc.core.location import Resolver
     from mmrpc.rpc.handshake import Joined, PathReport
@@ -41,6 +41,7 @@ def prepare(
         HandshakeError: If the nodes do not prove what the config asks for.
     """
     from mmrpc.rpc import handshake
+    from mmrpc.rpc.handshake import table
 
     global _joined
     if world_size is None or rank < 0:
@@ -50,6 +51,9 @@ def prepare(
         )
     init_method = "" if options is None else options.init_method
     joined = handshake.join(cluster, node, name, rank, world_size, init_method)
+    if joined.report is not None and "MMRPC_RUN_ID" in os.environ:
+        # A launcher started us: what was proven comes first on its console.
+        print(table.render(joined.report), file=sys.stderr, flush=True)  # noqa: T201
     if options is None:
         options = _options(joined.cluster.rpc)
     if not init_method.startswith("tcp://"):
