@@ -1,7 +1,7 @@
 """Helper processes that run functions for a test: as another user, with other limits, until killed.
 
-A peer imports what it needs as the user who started it, and becomes the other user then, so that
-the checkout need not be readable for everyone.
+They are forked from one process that has torch loaded. A peer that becomes another user imports
+what it needs before that, so that the checkout need not be readable for everyone.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
 import os
 import pickle
 import resource
-import signal
-import struct
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, BinaryIO, Self
+from multiprocessing.connection import Connection
+from typing import Any, Self
 
-ROOT = Path(__file__).parent.parent
 NOBODY = 65534
 _PR_SET_DUMPABLE = 4
-_PRELOADED = (
-    *("pytest", "numpy", "pydantic", "mmrpc.core.refjson", "mmrpc.core.borrowed"),
-    *("mmrpc.core.tensor", "mmrpc.core.standin", "torch.multiprocessing"),
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        *("pytest", "numpy", "pydantic", "torch.multiprocessing", "torch.nested"),
+        *("mmrpc.core.refjson", "mmrpc.core.borrowed", "mmrpc.core.tensor", "mmrpc.core.standin"),
+    ]
 )
 
 
@@ -44,14 +44,12 @@ class Peer:
     def __init__(
         self, *, user: int | None = None, modules: Iterable[str] = (), nofile: int | None = None
     ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.peers"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.pid = self._process.pid
-        self._send(user, tuple(modules), nofile)
+        self._pipe, theirs = _context.Pipe()
+        arguments = (theirs, user, tuple(modules), nofile)
+        self._process = _context.Process(target=_serve, args=arguments)
+        self._process.start()
+        theirs.close()
+        self.pid: int = self._process.pid
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Runs an importable function there, and gives its result or raises what it raised."""
@@ -60,13 +58,11 @@ class Peer:
 
     def start(self, fn: Callable[..., Any], *args: Any) -> None:
         """Lets it run a function, and does not wait."""
-        self._send(fn.__module__, fn.__qualname__, args)
+        self._pipe.send_bytes(pickle.dumps((fn.__module__, fn.__qualname__, args)))
 
     def result(self) -> Any:
         """Waits for what `start` started."""
-        answer = _read(self._process.stdout)
-        assert answer is not None, "the peer has ended"
-        good, value = pickle.loads(answer)
+        good, value = pickle.loads(self._pipe.recv_bytes())
         if good:
             return value
         raise value
@@ -74,42 +70,20 @@ class Peer:
     def kill(self) -> None:
         """Ends it by SIGKILL, and waits until it is gone."""
         self._process.kill()
-        self._process.wait(60)
+        self._process.join(60)
 
     def close(self) -> None:
         """Ends it, whatever it does."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process.stdout.close()
+        self._pipe.close()
+        self._process.join(5)
+        self.kill()
+        self._process.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, *values: Any) -> None:
-        _write(self._process.stdin, values)
-
-
-def _write(pipe: BinaryIO, value: Any) -> None:
-    data = pickle.dumps(value)
-    pipe.write(struct.pack("Q", len(data)) + data)
-    pipe.flush()
-
-
-def _read(pipe: BinaryIO) -> bytes | None:
-    """The next message, still pickled; None after the last one."""
-    header = pipe.read(8)
-    if len(header) < 8:
-        return None
-    (length,) = struct.unpack("Q", header)
-    data = pipe.read(length)
-    return data if len(data) == length else None
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
@@ -137,20 +111,18 @@ def _become(user: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def _serve() -> None:
-    requests = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what is printed must not get between the answers
-    user, modules, nofile = pickle.loads(_read(requests))
-    for module in (*_PRELOADED, *modules):
+def _serve(
+    pipe: Connection, user: int | None, modules: tuple[str, ...], nofile: int | None
+) -> None:
+    for module in modules:
         importlib.import_module(module)
     if nofile is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
     if user is not None:
         _become(user)
-    while (request := _read(requests)) is not None:
-        _write(answers, _run(request))
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send_bytes(pickle.dumps(_run(pipe.recv_bytes())))
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -161,8 +133,3 @@ def _portable(error: BaseException) -> BaseException:
     except Exception:
         return AssertionError(text)
     return error
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _serve()

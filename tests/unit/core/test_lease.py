@@ -155,7 +155,9 @@ def test_nothing_is_written_to_a_descriptor_that_is_no_pipe() -> None:
         os.close(write)
 
 
-@pytest.mark.parametrize("link", ["/memfd:other (deleted)", "/tmp/memfd:mmrpc-1-2", "/memfd:mmrpc-x"])
+@pytest.mark.parametrize(
+    "link", ["/memfd:other (deleted)", "/tmp/memfd:mmrpc-1-2", "/memfd:mmrpc-x"]
+)
 def test_other_files_are_not_ours(link: str) -> None:
     """Only a memory file that we named is taken for one."""
     assert not lease.is_memory(link)
