@@ -11,9 +11,10 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def programs(document: Path) -> list[str]:
-    """The blocks of a document that are marked as Python."""
-    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(document: Path, language: str) -> list[str]:
+    """The blocks of a document that are marked with a language."""
+    pattern = rf"^```{language}\n(.*?)^```$"
+    return re.findall(pattern, document.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def run(program: str, directory: Path) -> str:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import re
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from mmrpc import errors
-from tests.documents import DOCUMENTS, ROOT, programs, run
+from mmrpc.cli import app
+from mmrpc.config import load_config
+from tests.documents import DOCUMENTS, ROOT, blocks, run
 
-PROGRAMS = [
-    pytest.param(text, id=f"{document.name}-{number}")
-    for document in DOCUMENTS
-    if document.name != "README.md"
-    for number, text in enumerate(programs(document))
-]
+
+def marked(language: str) -> list[Any]:
+    """The blocks of a language in all documents but the README."""
+    return [
+        pytest.param(text, id=f"{document.name}-{number}")
+        for document in DOCUMENTS
+        if document.name != "README.md"
+        for number, text in enumerate(blocks(document, language))
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -25,10 +33,26 @@ def test_links_lead_somewhere(document) -> None:
         assert (document.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", marked("python"))
 def test_program_runs(program: str, tmp_path) -> None:
     """A block that is marked as Python is a program that ends well."""
     run(program, tmp_path)
+
+
+@pytest.mark.parametrize("config", marked("yaml"))
+def test_config_loads(config: str, tmp_path) -> None:
+    """A block that is marked as YAML is a valid config."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(config)
+    assert load_config(file).nodes
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(document) -> None:
+    """A command of mmrpc that a document names is one."""
+    named = set(re.findall(r"`mmrpc ([a-z]+)\b", document.read_text()))
+    for command in named:
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -52,8 +76,6 @@ def test_errors_are_all_explained() -> None:
 
 def test_errors_named_in_documents_exist() -> None:
     """No document promises an error that nobody can catch."""
-    import builtins
-
     for document in DOCUMENTS:
         for name in re.findall(r"`(\w+Error)`", document.read_text()):
             assert hasattr(errors, name) or hasattr(builtins, name), (document.name, name)

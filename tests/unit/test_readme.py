@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from mmrpc.testing import free_port
-from tests.documents import ROOT, programs, run
+from tests.documents import ROOT, blocks, run
 
 README = ROOT / "README.md"
 
@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 @pytest.mark.timeout(110)
 def test_example_runs(tmp_path) -> None:
     """The example is complete, and prints what the shared tensor then holds."""
-    (example,) = programs(README)
+    (example,) = blocks(README, "python")
     printed = run(example.replace("29500", str(free_port())), tmp_path)
     assert printed.split(" ", 1)[0] == "1000000.0"
     assert printed.strip().endswith(str(tmp_path / "x.mm"))
