@@ -198,11 +198,12 @@ class _Builder:
             self.shapes.append({"sizes": layout.sizes, "dims": dims})
         else:
             self.shapes.append(layout.shape)
+        nbytes = layout.span_bytes
         self.sources.append(dense)
         self.dtypes.append(value.dtype)
         self.starts.append(self.end)
-        self.nbytes.append(layout.span_bytes)
-        self.end = aligned(self.end + layout.span_bytes)
+        self.nbytes.append(nbytes)
+        self.end = aligned(self.end + nbytes)
         return len(self.starts) - 1
 
     def pieces(self, header: Header, table: bytes) -> Iterator[memoryview]:
@@ -217,7 +218,8 @@ class _Builder:
                 yield from creation.pieces_of(dense)
             else:
                 for tensor in dense:
-                    chunk += byte_view(tensor.detach().resolve_conj().resolve_neg().contiguous())
+                    rows = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                    chunk += byte_view(rows)
             chunk += _PADDING[: -nbytes % len(_PADDING)]
             if len(chunk) >= _CHUNK_BYTES:
                 yield memoryview(chunk)

@@ -151,6 +151,8 @@ class Table:
             LayoutError: If the row makes no sense, or reaches beyond the end.
         """
         try:
+            if row < 0:
+                raise IndexError("there is no such row")
             dtype, shape, offset = self.dtypes[row], self.shapes[row], self.offsets[row]
             layout: AnyLayout
             if isinstance(shape, dict):
@@ -158,7 +160,7 @@ class Table:
                 sizes = sizes.reshape(len(shape["sizes"]), shape["dims"])
                 layout = NestedLayout.contiguous(dtype, sizes, data_start + offset)
             else:
-                layout = Layout.contiguous(dtype, shape, data_start + offset)
+                layout = Layout.contiguous(dtype, tuple(shape), data_start + offset)
         except LayoutError:
             raise
         except (TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:

@@ -41,7 +41,7 @@ def save_tree(
         arena: Whether all goes into one file, ``tree.arena``: for many small tensors 10 times
             faster to write, and to send. If not, each tensor gets a file of its own, in the
             layout that tensordict's ``memmap`` writes and ``load_memmap`` reads.
-        batch_size: First sizes that all tensors share; tensordict shows them.
+        batch_size: For a directory: the first sizes that all tensors share, for tensordict.
         existsok: Whether a tree that is there is replaced. Who mapped the old one keeps it.
         durable: Whether all is on the device, not only in the page cache, on return.
 
@@ -56,7 +56,6 @@ def save_tree(
     """
     if not isinstance(tree, Mapping):
         raise TypeError(f"a dict of tensors is needed, not {type(tree).__name__}")
-    _check_batch_size(tree, tuple(batch_size))
     if directory is None:
         if not arena:
             raise LayoutError("a directory is needed", hint="Or pass arena=True for shared memory.")
@@ -79,22 +78,6 @@ def save_tree(
         if made:
             os.rmdir(path)
         raise
-
-
-def _check_batch_size(tree: Mapping[str, Any], batch_size: tuple[int, ...]) -> None:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            _check_batch_size(value, batch_size)
-        elif (
-            batch_size
-            and isinstance(value, torch.Tensor)
-            and not value.is_nested
-            and tuple(value.shape[: len(batch_size)]) != batch_size
-        ):
-            raise LayoutError(
-                f"{key!r} has shape {tuple(value.shape)}, which does not start with the batch size "
-                f"{batch_size}"
-            )
 
 
 def load_tree(directory: Filename, mode: str | None = None) -> dict[str, Any] | Tree:

@@ -152,7 +152,7 @@ class _Writer:
                     os.unlink(path)
 
 
-def _check(tree: Mapping[str, Any], depth: int = 0) -> None:
+def _check(tree: Mapping[str, Any], batch_size: tuple[int, ...], depth: int = 0) -> None:
     """Refuses what cannot be saved before anything that is there is touched."""
     if depth > _MAX_DEPTH:
         raise LayoutError(f"the tree is more than {_MAX_DEPTH} levels deep; is it in itself?")
@@ -160,15 +160,21 @@ def _check(tree: Mapping[str, Any], depth: int = 0) -> None:
     for key, value in tree.items():
         if isinstance(value, torch.Tensor):
             creation.check_source(value)
+            if not value.is_nested and tuple(value.shape[: len(batch_size)]) != batch_size:
+                raise LayoutError(
+                    f"{key!r} has shape {tuple(value.shape)}, which does not start with the batch "
+                    f"size {batch_size}"
+                )
         elif isinstance(value, Mapping):
-            _check(value, depth + 1)
+            _check(value, batch_size, depth + 1)
         else:
             treemeta.check_value(value, key)
 
 
 def _names(tree: Mapping[str, Any]) -> dict[str, str]:
     """File names of all keys; refuses keys whose files would be one."""
-    names = {key: treemeta.file_stem(key) for key in tree}
+    # Iterating over a tensordict gives rows, not keys.
+    names = {key: treemeta.file_stem(key) for key, _ in tree.items()}
     owners: dict[str, str] = {}
     for key, value in tree.items():
         taken = [names[key]]
@@ -193,7 +199,7 @@ def save(
     durable: bool,
 ) -> dict[str, Any]:
     """Writes a tree as a directory; see `mmrpc.save_tree`. Gives the mapped tree."""
-    _check(tree)
+    _check(tree, batch_size)
     writer = _Writer(existsok=existsok, durable=durable)
     try:
         return writer.write(directory, tree, batch_size)

@@ -19,6 +19,7 @@ from mmrpc.core import treemeta
 from mmrpc.errors import (
     FileTooShortError,
     LayoutError,
+    NoSpaceError,
     NotRegularFileError,
     PathExistsError,
     PathNotFoundError,
@@ -105,11 +106,10 @@ class TestDirectory:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
         try:
-            with pytest.raises(OSError, match="") as error:
+            with pytest.raises(NoSpaceError):
                 mmrpc.save_tree(tmp_path / "t", tree)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        assert isinstance(error.value, mmrpc.errors.NoSpaceError)
         assert os.listdir(tmp_path) == []
 
     @pytest.mark.parametrize("key", ["shape", "device", "_type", "_format_version", "_mmrpc"])
@@ -130,7 +130,7 @@ class TestDirectory:
     )
     def test_keys_that_clash(self, tmp_path: Path, tree: dict[Any, Any]) -> None:
         """Keys that are no strings, or whose files would be one, are refused."""
-        with pytest.raises(LayoutError, match="string|share the file"):
+        with pytest.raises(LayoutError, match=r"string|share the file"):
             mmrpc.save_tree(tmp_path / "t", tree)
 
     def test_a_tree_in_itself(self, tmp_path: Path) -> None:
@@ -250,10 +250,10 @@ class TestTensordict:
     def test_theirs_is_read_here(self, tmp_path: Path) -> None:
         """load_tree loads what tensordict's memmap wrote."""
         tree = example()
-        tensordict.TensorDict(tree, batch_size=[2]).memmap(tmp_path / "t")
+        values = {k: tensordict.NonTensorData(tree[k]) for k in ("number", "list", "text")}
+        tensordict.TensorDict(tree | values, batch_size=[2]).memmap(tmp_path / "t")
         loaded = mmrpc.load_tree(tmp_path / "t")
-        del tree["none"], tree["number"]
-        assert loaded["number"] == 3
+        del tree["none"]  # which tensordict leaves out
         assert same({k: loaded[k] for k in tree}, tree)
 
     def test_a_tensordict_is_a_tree(self, tmp_path: Path) -> None:
