@@ -14,7 +14,7 @@ def agent(
         str | None,
         typer.Option("--node", help="This node's name, if nothing else tells.", show_default=False),
     ] = None,
-    settings: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Overrides a value; may be repeated."),
     ] = None,
@@ -28,11 +28,11 @@ def agent(
     from mmrpc.errors import LaunchError
     from mmrpc.launch import causes, join
 
-    given = [*(settings or []), "launch.via=manual"]
+    given = [*(overrides or []), "launch.via=manual"]
     cluster = load_config(config, set=given)
     name = resolve_node(cluster, node)
     if name == cluster.master.node:
-        launch(config, settings=given)
+        launch(config, overrides=given)
         return
     try:
         code = join.serve(cluster, name)

@@ -18,7 +18,7 @@ def launch(
         list[str] | None,
         typer.Argument(help="After --: appended to each worker's command line."),
     ] = None,
-    settings: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Overrides a value; may be repeated."),
     ] = None,
@@ -38,7 +38,7 @@ def launch(
     """
     from mmrpc.config import load_config
 
-    given = settings or []
+    given = overrides or []
     if submit and not sbatch:
         raise typer.BadParameter("--submit needs --sbatch")
     if sbatch:
@@ -85,11 +85,16 @@ def _rehearse(cluster: ClusterConfig, arguments: list[str]) -> None:
 
 
 def _batch(
-    cluster: ClusterConfig, config: Path, settings: list[str], arguments: list[str], *, submit: bool
+    cluster: ClusterConfig,
+    config: Path,
+    overrides: list[str],
+    arguments: list[str],
+    *,
+    submit: bool,
 ) -> None:
     from mmrpc.launch import slurm
 
-    words = [str(config.resolve()), *(f"--set={text}" for text in settings)]
+    words = [str(config.resolve()), *(f"--set={text}" for text in overrides)]
     words += ["--", *arguments] if arguments else []
     script = slurm.script(cluster, words, os.getcwd())
     typer.echo(slurm.submit(script) if submit else script, nl=submit)

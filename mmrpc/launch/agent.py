@@ -156,6 +156,8 @@ class Agent:
         self._plans = plan_node(run, node, sys.executable)
         problems = preflight.enter(run.cwd_on(node), node)
         problems = problems or preflight.find_problems(run, node, self._plans)
+        if setup.check_only:
+            problems += preflight.find_mount_problems(run, node)
         directory = os.path.join(run.directory(node), node)
         if not problems and not setup.check_only:
             try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HELLO_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class Joined:
 
     connection: socket.socket
     from_agent: IO[bytes]
+
+
+def _notice_dead_peers(connection: socket.socket) -> None:
+    """Makes the kernel ask a silent peer whether it is there: its host may have lost power."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Listener:
@@ -98,6 +106,7 @@ class Listener:
                 connection.sendall(messages.encode(messages.Refused(refusal)))
             return
         connection.settimeout(None)
+        _notice_dead_peers(connection)
         self._expected.discard(hello.node)
         self._events.put((hello.node, Joined(connection, from_agent)))
 
@@ -154,5 +163,6 @@ def connect(
                 ) from None
             time.sleep(_RETRY_S)
     connection.settimeout(None)
+    _notice_dead_peers(connection)
     connection.sendall(messages.encode(hello))
     return connection

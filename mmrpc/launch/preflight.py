@@ -60,6 +60,14 @@ def find_problems(run: Run, node: str, plans: list[WorkerPlan]) -> list[Problem]
     return list(dict.fromkeys(found))  # workers of one role share theirs
 
 
+def find_mount_problems(run: Run, node: str) -> list[Problem]:
+    """Looks at a node's mounts, which workers look at themselves when they are started."""
+    from mmrpc.rpc.handshake.probe import probe_node
+
+    found = (report.problem for report in probe_node(run.cluster, node))
+    return [Problem(problem.clause(), problem.hint or "") for problem in found if problem]
+
+
 def _text(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
