@@ -1,0 +1,1 @@
+"""The lines of the benchmark, a module for each kind of work."""
