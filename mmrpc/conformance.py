@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mmrpc import errors
 from mmrpc.core.identity import identify
 from mmrpc.core.location import Mode, MountLocation
+from mmrpc.paths.access import Policy
 from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.publish import publishing, read_manifest
@@ -48,11 +49,13 @@ class MountConformance:
         names: File names that the store can hold, odd ones among them.
         writable: Whether mmrpc can publish into the mount.
         tells_versions: Whether a change of the same size within a second is noticed.
+        proof: What the nodes have proven of the mount.
     """
 
     names: tuple[str, ...] = ODD_NAMES
     writable: bool = True
     tells_versions: bool = True
+    proof: Proof = Proof("data", "nonce", inodes_comparable=True, generations_comparable=True)
 
     def make_mount(self, tmp_path: Path) -> Mount:
         """Makes an empty mount called ``data``."""
@@ -66,9 +69,12 @@ class MountConformance:
         """Removes a file."""
         raise NotImplementedError
 
+    def _node(self, tmp_path: Path) -> _Node:
+        return _Node(self.make_mount(tmp_path), self.proof, str(tmp_path / "cache"))
+
     def test_the_bytes_are_those_of_the_store(self, tmp_path: Path) -> None:
         """A reference from another host gives exactly what is there, at any depth and size."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         for relative, content in (
             ("x", b"some bytes"),
             ("a/b/c.bin", os.urandom(_LARGE_BYTES + 1)),
@@ -79,7 +85,7 @@ class MountConformance:
 
     def test_names_are_taken_literally(self, tmp_path: Path) -> None:
         """No name is decoded, globbed or cut."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         for name in self.names:
             self.put(name, name.encode())
         for name in self.names:
@@ -87,7 +93,7 @@ class MountConformance:
 
     def test_a_missing_file_is_an_error_and_stays_missing(self, tmp_path: Path) -> None:
         """Reading makes nothing, and the error is also a FileNotFoundError."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         self.put("gone", b"12345678")
         location = node.refer("gone")
         self.delete("gone")
@@ -99,7 +105,7 @@ class MountConformance:
 
     def test_hostile_paths_open_nothing(self, tmp_path: Path) -> None:
         """Whatever a reference says, only files of the mount are opened."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         self.put("x", b"12345678")
         location = node.refer("x")
         for path in _HOSTILE:
@@ -108,7 +114,7 @@ class MountConformance:
 
     def test_a_changed_file_is_stale(self, tmp_path: Path) -> None:
         """An old reference never gives new content, and what is mapped keeps its bytes."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         self.put("x", b"old bytes")
         old = node.refer("x")
         kept = node.attach(old)
@@ -122,14 +128,14 @@ class MountConformance:
 
     def test_a_file_that_is_too_short_is_an_error(self, tmp_path: Path) -> None:
         """Fewer bytes than the tensor needs are no crash."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         self.put("x", b"1234")
         with raises(errors.FileTooShortError):
             node.attach(node.refer("x"), needed_bytes=5)
 
     def test_many_processes_get_the_same_file(self, tmp_path: Path) -> None:
         """Processes of one node that start at once all read it whole, from one place."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         content = os.urandom(_LARGE_BYTES)
         self.put("x", content)
         location = node.refer("x")
@@ -141,7 +147,7 @@ class MountConformance:
 
     def test_a_killed_reader_harms_nobody(self, tmp_path: Path) -> None:
         """After a process was killed while it read, others read the file whole."""
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         content = os.urandom(_LARGE_BYTES)
         self.put("x", content)
         location = node.refer("x")
@@ -157,7 +163,7 @@ class MountConformance:
         """What is published is there with its manifest, or not at all; never twice."""
         if not self.writable:
             return
-        node = _Node(self.make_mount(tmp_path), tmp_path)
+        node = self._node(tmp_path)
         with raises(ZeroDivisionError), node.publish("v1") as directory:
             _write(f"{directory}/x", b"%d" % (1 // len(os.listdir(directory))))
         with raises(errors.PathNotFoundError):
@@ -180,21 +186,20 @@ class MountConformance:
 class _Node:
     """A node that has the mount, and to which all references come from another host."""
 
-    def __init__(self, mount: Mount, tmp_path: Path) -> None:
+    def __init__(self, mount: Mount, proof: Proof, cache_dir: str) -> None:
         self.mount = mount
-        self.cache_dir = str(tmp_path / "cache")
-        self.resolver = self._resolver()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_node, (self.mount, os.path.dirname(self.cache_dir))
-
-    def _resolver(self) -> ClusterResolver:
-        self.stage = Stage(self.cache_dir, node="b")
-        return ClusterResolver(
-            MountTable([self.mount], node="b"),
-            proven={"data": Proof("data", "nonce", True, True)},
+        self.proof = proof
+        self.cache_dir = cache_dir
+        self.stage = Stage(cache_dir, node="b")
+        self.resolver = ClusterResolver(
+            MountTable([mount], node="b"),
+            proven={mount.name: proof},
+            policy=Policy(visibility_timeout_s=0.5),
             stage=self.stage,
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Node, (self.mount, self.proof, self.cache_dir)
 
     def refer(self, relative: str, content: str | None = None) -> MountLocation:
         """Makes the reference that a node elsewhere would send now."""
@@ -236,12 +241,6 @@ class _Node:
     def manifest(self, relative: str) -> Any:
         remote = None if self.mount.is_local else self.stage.remote(self.mount)
         return read_manifest(self.mount, relative, remote=remote, node="b")
-
-
-def _rebuild_node(mount: Mount, tmp_path: str) -> _Node:
-    from pathlib import Path
-
-    return _Node(mount, Path(tmp_path))
 
 
 @contextlib.contextmanager

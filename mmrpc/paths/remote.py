@@ -264,7 +264,8 @@ def _tag(info: dict[str, Any]) -> str:
             return f"checksum:{info[key]}"
     for key in _TIMES:
         if info.get(key):
-            return f"time:{_time(info[key])}"
+            # Times of many servers have whole seconds: the size tells some changes apart.
+            return f"time:{_time(info[key])}:{info.get('size')}"
     return ""
 
 

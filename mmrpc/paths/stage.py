@@ -75,13 +75,13 @@ class Stage:
         self._report = report
         self._objects = os.path.join(cache_dir, "objects")
         self._locks = os.path.join(cache_dir, "locks")
-        self._remotes: dict[tuple[int, str], Remote] = {}
+        self._remotes: dict[tuple[int, Mount], Remote] = {}
         self._origins: dict[str, Origin] = {}
 
     def remote(self, mount: Mount) -> Remote:
         """Gives this process's client of a mount."""
         # A client made before a fork has no event loop in the child.
-        key = (os.getpid(), mount.name)
+        key = (os.getpid(), mount)
         remote = self._remotes.get(key)
         if remote is None:
             remote = self._remotes[key] = Remote(mount, node=self.node)
