@@ -201,7 +201,11 @@ def _is_index(value: Any) -> bool:
     """Whether it is one integer: an int, a NumPy integer or a 0-d integer tensor."""
     if isinstance(value, torch.Tensor):
         return value.ndim == 0
-    return hasattr(value, "__index__")
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def check_nested_sizes(sizes: torch.Tensor) -> torch.Tensor:
