@@ -83,10 +83,14 @@ def send_remote(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: float,
-) -> Any:
-    """Runs a function on another worker, where its `Reply` stays; gives torch's RRef of it."""
-    _, *what = _prepare(to, func, args, kwargs, timeout)
-    return torchrpc.rpc.remote(to, *what, timeout)
+) -> tuple[Call, Any]:
+    """Runs a function on another worker, where its `Reply` stays.
+
+    Returns:
+        The call, for errors, and torch's RRef of the reply.
+    """
+    call, *what = _prepare(to, func, args, kwargs, timeout)
+    return call, torchrpc.rpc.remote(to, *what, timeout)
 
 
 def result(receive: Callable[[], Any], call: Call) -> Any:

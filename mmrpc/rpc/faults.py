@@ -31,7 +31,7 @@ class Call:
     """
 
     peer: str
-    function: str | None
+    function: str
     timeout_s: float = UNSET
     started_s: float = field(default_factory=time.monotonic)
 

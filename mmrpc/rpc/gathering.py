@@ -52,7 +52,7 @@ class _Leader:
         return Verdict(self.over, tuple(sorted(self.missing())), tuple(sorted(self.lost)))
 
     def missing(self) -> set[str]:
-        return _worker_names() - self.arrived
+        return _worker_names() - self.arrived - _in_torchs_barrier()
 
     def arrive(self, name: str, wait_s: float) -> Verdict:
         """Notes that a worker came, and waits a while for the verdict."""
@@ -60,6 +60,8 @@ class _Leader:
             self.arrived.add(name)
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.over, wait_s)
+            if _me() in _in_torchs_barrier() and not self.missing():
+                self.over = True  # nobody leads here: torch's own shutdown is to have them all
             if self.over:
                 self.told.add(name)
                 self.changed.notify_all()
@@ -84,9 +86,14 @@ class _Leader:
             self.changed.notify_all()
 
     def linger(self) -> None:
-        """Waits until all that came and live know the verdict."""
+        """Stays a while for those that do not know the verdict yet.
+
+        Where one was lost, also for those that are still at work: they would take the leader
+        for the one that died.
+        """
         with self.changed:
-            self.changed.wait_for(lambda: self.told >= self.arrived, _LINGER_S)
+            whom = _worker_names() - self.lost if self.lost else self.arrived
+            self.changed.wait_for(lambda: self.told >= whom, _LINGER_S)
 
 
 _leader = _Leader()
@@ -107,7 +114,7 @@ def gather(timeout_s: float | None) -> RpcError | None:
     Returns:
         None if all came; else the error that names who did not.
     """
-    me = torchrpc.rpc.get_worker_info().name
+    me = _me()
     leader = min(_worker_names())
     started_s = time.monotonic()
     deadline_s = None if timeout_s is None else started_s + timeout_s
@@ -205,6 +212,16 @@ def _report(name: str, wait_s: float) -> Verdict:
 
 def _withdraw(name: str) -> None:
     _leader.withdraw(name)
+
+
+def _in_torchs_barrier() -> set[str]:
+    """Workers that wait in torch's own shutdown, if this is the leader, which is the same there."""
+    waiting = getattr(torchrpc.rpc.api, "_all_gather_sequence_id_to_states", {})
+    return {name for states in list(waiting.values()) for name in states.gathered_objects}
+
+
+def _me() -> str:
+    return str(torchrpc.rpc.get_worker_info().name)
 
 
 def _worker_names() -> set[str]:

@@ -30,12 +30,15 @@ class RRef(Generic[T]):
         type_hint: The TorchScript interface of the value, for TorchScript functions only.
     """
 
-    __slots__ = ("__weakref__", "torch_rref")
+    __slots__ = ("__weakref__", "_function", "torch_rref")
 
     torch_rref: Any
     """The RRef of torch that this one wraps."""
+    _function: str
+    """What made the value, for errors; where that is not known, the method that failed."""
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
+        self._function = ""
         if type_hint is None:
             self.torch_rref = torchrpc.rpc.RRef(Reply.of(value))
         else:
@@ -115,7 +118,7 @@ class RRef(Generic[T]):
         return self.torch_rref._get_future()
 
     def _call(self, name: str, timeout: float = UNSET) -> Call:
-        return Call(self.owner_name(), name, timeout)
+        return Call(self.owner_name(), self._function or name, timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return wrap, (self.torch_rref,)
@@ -124,10 +127,15 @@ class RRef(Generic[T]):
         return f"mmrpc.{self.torch_rref}"
 
 
-def wrap(torch_rref: Any) -> RRef[Any]:
-    """Gives the RRef that wraps one of torch's."""
+def wrap(torch_rref: Any, function: str = "") -> RRef[Any]:
+    """Gives the RRef that wraps one of torch's.
+
+    Args:
+        torch_rref: The RRef of torch.
+        function: Qualified name of the function that makes the value, if known.
+    """
     rref: RRef[Any] = RRef.__new__(RRef)
-    rref.torch_rref = torch_rref
+    rref.torch_rref, rref._function = torch_rref, function
     return rref
 
 
@@ -150,7 +158,8 @@ def remote(
     Returns:
         The reference. What went wrong is raised when the value is asked for.
     """
-    return wrap(calls.send_remote(to, func, args, kwargs, timeout))
+    call, torch_rref = calls.send_remote(to, func, args, kwargs, timeout)
+    return wrap(torch_rref, call.function)
 
 
 class _Proxy:

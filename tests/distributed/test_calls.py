@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.rpc
 
 from mmrpc import MemoryMappedTensor, errors, rpc
 from tests.distributed.workers import by_every_way, outcome, run
@@ -177,6 +178,12 @@ def add_row(x: torch.Tensor) -> torch.Tensor:
     return x[1:]
 
 
+def fail_in_wait_all() -> None:
+    with torch.distributed.rpc.api._wait_all():
+        rpc.rpc_async("worker1", len, ([],))
+        rpc.rpc_async("worker1", raise_typed)
+
+
 RAISERS = (
     *(raise_value, raise_os, raise_two_parts, raise_locked, raise_noted, raise_caused),
     *(raise_local, raise_unknown, raise_typed, raise_exit, raise_interrupt, raise_cancelled),
@@ -206,6 +213,9 @@ def call_everything(rank: int, path: str) -> dict[str, Any]:
     found["keywords"] = rpc.rpc_sync("worker1", keywords, (1,), {"b": {"c": 2}})
     found["rank"] = rpc.rpc_sync(1, rpc.get_worker_info).name
     found["info"] = rpc.rpc_sync(rpc.get_worker_info("worker1"), rpc.get_worker_info).name
+    with torch.distributed.rpc.api._wait_all():
+        rpc.rpc_async("worker1", len, ([],))
+    found["_wait_all"] = outcome(fail_in_wait_all)
     found["self"] = rpc.rpc_sync("worker0", len, ([1, 2],))
     found["unknown"] = outcome(lambda: rpc.rpc_sync("nobody", len, ([],)))
     found["no function"] = outcome(lambda: rpc.rpc_sync("worker1", 3))
@@ -300,7 +310,7 @@ def test_what_cannot_be_raised_here_is_a_remote_error(
     assert (error.type_name, error.text) == (type_name, text)
     assert f"in {fn.__name__}" in error.traceback
     assert error.peer == "worker1"
-    assert error.function == ("RRef.to_here" if way == "remote" else fn.__name__)
+    assert error.function == fn.__name__
     assert error.elapsed_s >= 0
 
 
@@ -337,6 +347,11 @@ def test_workers_are_named_in_every_way_of_torch(found: dict[str, Any]) -> None:
     assert found["self"] == 2
     assert found["unknown"].cls is RuntimeError
     assert "nobody" in found["unknown"].message
+
+
+def test_torchs_wait_all_block_raises_failures(found: dict[str, Any]) -> None:
+    """It collects the futures that are made in it."""
+    assert found["_wait_all"].cls is errors.FileTooShortError
 
 
 def test_what_cannot_be_sent_is_an_error_of_the_call(found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch.distributed.rpc
 
 from mmrpc import errors, rpc
 from mmrpc.core.resolver import get_resolver
@@ -68,7 +69,7 @@ def test_a_peer_that_dies_is_named(way: str, when: str) -> None:
     caller = found[0]
     assert caller["call"].cls is errors.PeerLostError
     assert caller["call"].peer == "worker1"
-    assert caller["call"].function == ("RRef.to_here" if way == "remote" else "die")
+    assert caller["call"].function == "die"
     assert caller["call"].elapsed_s > 0
     assert caller["next"].cls is errors.PeerLostError
     assert caller["other"] == 1
@@ -101,7 +102,7 @@ def test_a_call_that_takes_too_long_is_a_typed_timeout() -> None:
     for way, function in (
         ("rpc_sync", "wait_for_release"),
         ("rpc_async", "wait_for_release"),
-        ("remote", "RRef.to_here"),
+        ("remote", "wait_for_release"),
         ("proxy", "RRef.nothing"),
     ):
         error = found[way]
@@ -186,3 +187,49 @@ def leave_at_once(rank: int) -> Any:
 def test_a_worker_can_leave_without_waiting() -> None:
     """With graceful=False."""
     assert run(leave_at_once, 2, shutdown=False) == [None, None]
+
+
+def leave_with_a_call_running(rank: int) -> Any:
+    if rank == 0:
+        pending = rpc.rpc_async("worker1", run_until_released)
+        rpc.rpc_sync("worker1", wait_until_asked)
+        left = outcome(rpc.rpc_async("worker1", leave_now).wait)
+        return outcome(pending.wait), left, outcome(rpc.shutdown)
+    _left.wait(60)
+    release()
+    _ran.wait(60)
+    return None
+
+
+_left, _ran = threading.Event(), threading.Event()
+
+
+def run_until_released() -> str:
+    ask()
+    _release.wait(60)
+    _ran.set()
+    return "done"
+
+
+def leave_now() -> None:
+    rpc.shutdown(graceful=False)
+    _left.set()
+
+
+def test_a_call_may_outlive_its_workers_group() -> None:
+    """The worker left; the call's end does no harm, and its caller is told at once."""
+    pending, left, shutdown = run(leave_with_a_call_running, 2, shutdown=False)[0]
+    assert pending.cls is errors.PeerLostError
+    assert left.cls is errors.PeerLostError
+    assert shutdown.cls is errors.PeerLostError
+
+
+def leave_by_either(rank: int, by_torch: int) -> None:
+    rpc.rpc_sync(f"worker{1 - rank}", len, ([],))
+    torch.distributed.rpc.shutdown() if rank == by_torch else rpc.shutdown()
+
+
+@pytest.mark.parametrize("by_torch", [0, 1])
+def test_a_worker_may_leave_through_torch(by_torch: int) -> None:
+    """Its own shutdown and ours wait for each other."""
+    assert run(leave_by_either, 2, by_torch, shutdown=False) == [None, None]
