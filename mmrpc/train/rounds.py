@@ -1,0 +1,112 @@
+"""Which pushes make a step together: all, a quorum, or each on its own. Pure.
+
+Nothing here knows tensors, calls or clocks, so that every order of events can be tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Update = Literal["sync", "async"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a step is made.
+
+    Attributes:
+        update: ``sync``: trainers wait for one another, and their gradients are averaged.
+            ``async``: each push is used at once.
+        trainers: How many trainers have to join before the first step in sync.
+        quorum: How many pushes make a step in sync; None for one of each trainer that is there.
+        accumulate: How many pushes make a step in async.
+        max_staleness: How many steps a gradient may be behind; older ones are dropped. None for
+            no limit. In sync with a quorum it defaults to 0: who comes too late is dropped.
+
+    Raises:
+        ValueError: If the values do not go together.
+    """
+
+    update: Update = "sync"
+    trainers: int = 1
+    quorum: int | None = None
+    accumulate: int = 1
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.update not in ("sync", "async"):
+            raise ValueError(f'update must be "sync" or "async", not {self.update!r}')
+        if self.trainers < 1 or self.accumulate < 1:
+            raise ValueError("trainers and accumulate must be at least 1")
+        if self.quorum is not None and not 1 <= self.quorum <= self.trainers:
+            raise ValueError(
+                f"quorum must be between 1 and the {self.trainers} trainers, not {self.quorum}"
+            )
+        if self.update == "async" and self.quorum is not None:
+            raise ValueError("quorum is for sync: in async, say how many pushes to accumulate")
+        if self.update == "sync" and self.accumulate != 1:
+            raise ValueError("accumulate is for async: in sync, call backward more than once")
+
+    @property
+    def staleness_limit(self) -> int | None:
+        """The limit that holds, with the default of a quorum."""
+        if self.max_staleness is None and self.quorum is not None:
+            return 0
+        return self.max_staleness
+
+    def is_too_stale(self, staleness: int) -> bool:
+        """Whether a gradient that is so many steps behind is dropped."""
+        limit = self.staleness_limit
+        return limit is not None and staleness > limit
+
+
+@dataclass
+class Rounds:
+    """Who is there, and who waits for the next step.
+
+    Attributes:
+        policy: See `Policy`.
+        members: The trainers that are there.
+        waiting: Those whose gradients wait for the next step in sync.
+        has_begun: Whether so many trainers have joined as the policy waits for.
+    """
+
+    policy: Policy
+    members: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+    has_begun: bool = False
+
+    def join(self, trainer: str) -> None:
+        """Takes in a trainer; if it was there before, what it had pushed is forgotten."""
+        self.members.add(trainer)
+        self.waiting.discard(trainer)
+        self.has_begun = self.has_begun or len(self.members) >= self.policy.trainers
+
+    def leave(self, trainer: str) -> None:
+        """Lets a trainer go. What it has pushed whole stays: its gradient is good."""
+        self.members.discard(trainer)
+
+    def offer(self, trainer: str) -> None:
+        """Takes a push in sync."""
+        self.waiting.add(trainer)
+
+    @property
+    def missing(self) -> set[str]:
+        """The trainers without which the next step in sync is not made."""
+        return self.members - self.waiting
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next step in sync can be made."""
+        if not self.has_begun or not self.waiting:
+            return False
+        if self.policy.quorum is not None and len(self.waiting) >= self.policy.quorum:
+            return True
+        return not self.missing
+
+    def take(self) -> list[str]:
+        """Gives those whose gradients make the step, in a fixed order, and begins a new round."""
+        taken = sorted(self.waiting)
+        self.waiting.clear()
+        return taken
