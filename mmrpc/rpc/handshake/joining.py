@@ -15,6 +15,7 @@ import platform
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
@@ -32,6 +33,8 @@ from mmrpc.rpc.handshake.report import PathReport, Problem
 from mmrpc.rpc.handshake.tasks import NodeTasks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._C._distributed_c10d import TCPStore
 
     from mmrpc.core.location import Resolver
@@ -140,7 +143,7 @@ def survey(
         if rank == 0 and not endpoint.is_agents:
             hosted = rendezvous.host_store(endpoint, name)
             endpoint = rendezvous.Endpoint(endpoint.host, hosted.port)
-        store = _connect(endpoint, hosted, timeout_s, rank, name)
+        store = hosted or rendezvous.connect_store(endpoint, timeout_s, rank, name)
     except HandshakeError:
         if unknown is not None:
             raise unknown from None
@@ -148,10 +151,9 @@ def survey(
     try:
         coordinator = None
         if rank == 0:
-            boards = [
-                Board(_connect(endpoint, hosted, timeout_s, rank, name), prefix) for _ in range(2)
-            ]
-            coordinator = Coordination(cluster, hello, world_size, *boards)
+            # Each thread needs a connection of its own, since a call blocks the others on it.
+            again = partial(_connect_again, endpoint, hosted, timeout_s, prefix, name)
+            coordinator = Coordination(cluster, hello, world_size, again)
             coordinator.start()
         board = Board(store, prefix)
         verdict = take_part(board, hello, NodeTasks(cluster, name))
@@ -170,13 +172,17 @@ def survey(
     return Joined(cluster, name, endpoint.init_method, verdict, report, hosted)
 
 
-def _connect(
-    endpoint: rendezvous.Endpoint, hosted: TCPStore | None, timeout_s: float, rank: int, node: str
-) -> TCPStore:
+def _connect_again(
+    endpoint: rendezvous.Endpoint,
+    hosted: TCPStore | None,
+    timeout_s: float,
+    prefix: str,
+    node: str,
+) -> Board:
     if hosted is not None:
         # Whatever the config calls this host, the store is in this process.
         endpoint = rendezvous.Endpoint("localhost", hosted.port)
-    return rendezvous.connect_store(endpoint, timeout_s, rank, node)
+    return Board(rendezvous.connect_store(endpoint, timeout_s, 0, node), prefix)
 
 
 def introduce(
@@ -246,17 +252,21 @@ class Coordination:
         cluster: The config.
         hello: Who rank 0 is.
         world_size: How many ranks there should be.
-        board: For the thread alone.
-        alarm: For the alarm that ends the waiting.
+        connect: Makes a board that no other thread uses.
     """
 
     def __init__(
-        self, cluster: ClusterConfig, hello: Hello, world_size: int, board: Board, alarm: Board
+        self,
+        cluster: ClusterConfig,
+        hello: Hello,
+        world_size: int,
+        connect: Callable[[], Board],
     ) -> None:
         self._coordinator = Coordinator(cluster, hello.config, hello.sections, world_size)
-        self._board = board
+        self._connect = connect
+        self._board = connect()
         self._thread = threading.Thread(target=self._run, name="mmrpc-handshake", daemon=True)
-        self._timer = threading.Timer(cluster.rpc.handshake_timeout_s, self._expire, (alarm,))
+        self._timer = threading.Timer(cluster.rpc.handshake_timeout_s, self._expire)
         self._timer.daemon = True
         self._error: Exception | None = None
 
@@ -286,10 +296,9 @@ class Coordination:
         except Exception as error:
             self._error = error
 
-    @staticmethod
-    def _expire(alarm: Board) -> None:
-        with contextlib.suppress(DistError):  # the store is gone, and so is what waits
-            alarm.post(Expired())
+    def _expire(self) -> None:
+        with contextlib.suppress(DistError, HandshakeError):  # the store is gone with who waited
+            self._connect().post(Expired())
 
 
 def raise_for(verdict: Verdict) -> None:

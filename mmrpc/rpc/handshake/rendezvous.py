@@ -86,7 +86,7 @@ def host_store(endpoint: Endpoint, node: str) -> TCPStore:
 
     try:
         # Several in one process share the port: this one, and later RPC's own.
-        return TCPStore(
+        store = TCPStore(
             endpoint.host,
             endpoint.port,
             is_master=True,
@@ -103,6 +103,8 @@ def host_store(endpoint: Endpoint, node: str) -> TCPStore:
             node=node,
             hint="Choose another master.port, or 0 with a launcher.",
         ) from error
+    store.set_timeout(_STORE_S)
+    return store
 
 
 def connect_store(endpoint: Endpoint, timeout_s: float, rank: int, node: str) -> TCPStore:
