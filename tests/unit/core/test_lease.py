@@ -19,14 +19,6 @@ from tests.unit.core.tensors import until
 BIG = 9 << 20  # has a memory file of its own
 
 
-@pytest.fixture(autouse=True)
-def _no_leases() -> Iterator[None]:
-    """Each test begins and ends without memory that waits."""
-    lease.end_all()
-    yield
-    lease.end_all()
-
-
 @pytest.fixture
 def own_peer() -> Iterator[Peer]:
     """A process that has none of our memory mapped."""
