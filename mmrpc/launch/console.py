@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,15 +25,23 @@ class Console:
         """Shows a worker's or an agent's line.
 
         Raises:
-            BrokenPipeError: If nobody reads it any more.
+            BrokenPipeError: The first time that nobody reads it any more.
         """
-        self._write(sys.stderr if stream == "stderr" else sys.stdout, name, text)
+        self._write(stream, f"{name.ljust(self._width)} | {text}")
 
     def say(self, text: str) -> None:
-        """Says something of the launcher's own."""
-        for line in text.splitlines():
-            print(f"mmrpc: {line}", file=sys.stderr, flush=True)  # noqa: T201
+        """Says something of the launcher's own; that nobody hears it changes nothing."""
+        with contextlib.suppress(BrokenPipeError):
+            for line in text.splitlines():
+                self._write("stderr", f"mmrpc: {line}")
 
-    def _write(self, file: TextIO, name: str, text: str) -> None:
-        file.write(f"{name.ljust(self._width)} | {text}\n")
-        file.flush()
+    def _write(self, stream: str, text: str) -> None:
+        file = sys.stderr if stream == "stderr" else sys.stdout
+        try:
+            file.write(text + "\n")
+            file.flush()
+        except BrokenPipeError:
+            # What is still in the buffer must not be tried again, at exit at the latest.
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), file.fileno())
+            raise

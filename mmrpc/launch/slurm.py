@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from mmrpc.config import ClusterConfig
 
+_OPEN = "127.0.0.1"
+"""The host of a node whose config names none: no address for a job of several nodes."""
+
 
 def place(cluster: ClusterConfig) -> tuple[ClusterConfig, dict[str, str]]:
     """Finds each node's place in the allocation that this process is in.
@@ -78,7 +81,7 @@ def assign(
     placed.update(zip(missing, free, strict=False))
     nodes = {
         node: config
-        if node not in placed or cluster.origin.is_given(("nodes", node, "host"))
+        if node not in placed or config.host != _OPEN
         else config.model_copy(update={"host": addresses.get(placed[node], placed[node])})
         for node, config in cluster.nodes.items()
     }
