@@ -13,6 +13,7 @@ from mmrpc.errors import ConfigError, PeerLostError, RpcError
 from mmrpc.rpc import cluster as cluster_group
 from mmrpc.rpc import executor, futures, gathering, torchrpc
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
+from mmrpc.rpc.spool import policy as spool
 
 if TYPE_CHECKING:
     from mmrpc.core.location import Resolver
@@ -76,6 +77,7 @@ def init_rpc(
     _resolver_before = get_resolver()
     set_resolver(resolver)
     futures.set_devices(_devices(rpc_backend_options))
+    spool.configure(cluster_group.share_above_bytes())
     try:
         with warnings.catch_warnings():
             # torch's own, about its own use of a process group: nobody here can change it.
@@ -136,6 +138,7 @@ def _leave(graceful: bool) -> None:
 def _forget() -> None:
     global _resolver_before
     cluster_group.forget()
+    spool.close()
     gathering.reset()
     futures.set_devices(())
     if _resolver_before is not None:

@@ -12,6 +12,8 @@ from mmrpc.rpc.faults import Call
 from mmrpc.rpc.futures import Future, new_future
 from mmrpc.rpc.reply import Reply
 from mmrpc.rpc.serve import serve
+from mmrpc.rpc.spool import peers
+from mmrpc.rpc.spool import policy as spool
 from mmrpc.rpc.torchrpc import UNSET, Peer, WorkerInfo
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def send_remote(
     Returns:
         The call, for errors, and torch's RRef of the reply.
     """
-    call, *what = _prepare(to, func, args, kwargs, timeout)
+    call, *what = _prepare(to, func, args, kwargs, timeout, is_reply_ours=False)
     return call, torchrpc.rpc.remote(to, *what, timeout)
 
 
@@ -126,8 +128,19 @@ def _prepare(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: float,
+    *,
+    is_reply_ours: bool = True,
 ) -> tuple[Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Says which function torch is to call, and with what."""
+    """Says which function torch is to call, and with what.
+
+    Args:
+        to: As for `rpc_sync`, like the next four.
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        timeout: Seconds to wait.
+        is_reply_ours: Whether the reply comes here, once; not so for an RRef's value.
+    """
     if not callable(func):
         raise TypeError(f"function should be callable, not {type(func).__name__}")
     args, kwargs = tuple(args or ()), dict(kwargs or {})
@@ -137,7 +150,8 @@ def _prepare(
         # torch runs it there without Python; that knows no wrapped RRef, and no reference.
         plain = tuple(getattr(arg, "torch_rref", arg) for arg in args)
         return call, func, plain, {k: getattr(v, "torch_rref", v) for k, v in kwargs.items()}
-    return call, serve, wire.encode((func, args, kwargs)), {}
+    message = wire.encode((func, args, kwargs), peers.address_of(call.peer))
+    return call, serve, (*message, spool.own_address() if is_reply_ours else None), {}
 
 
 def _any_mapped(value: Any) -> bool:

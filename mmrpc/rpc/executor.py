@@ -46,12 +46,12 @@ class CallThreads:
         with self._changed:
             if self._stopped:
                 raise RuntimeError("this worker has shut down and takes no calls")
-            if self._idle > len(self._waiting):
-                self._waiting.append(job)
+            self._waiting.append(job)
+            if self._idle >= len(self._waiting):
                 self._changed.notify()
                 return
         threading.Thread(
-            target=self._run, args=(job,), name=f"mmrpc-call-{next(self._numbers)}", daemon=True
+            target=self._run, name=f"mmrpc-call-{next(self._numbers)}", daemon=True
         ).start()
 
     def stop(self) -> None:
@@ -61,10 +61,18 @@ class CallThreads:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def _run(self, job: Job | None) -> None:
-        while job is not None:
-            job()
-            job = self._next()
+    def _run(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        # An idle thread must hold nothing of its last call: that would keep mappings alive, and
+        # a tensor that a daemon frees while the interpreter ends aborts the process.
+        job = self._next()
+        if job is None:
+            return False
+        job()
+        return True
 
     def _next(self) -> Job | None:
         with self._changed:

@@ -11,9 +11,13 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mmrpc.errors import PeerLostError, RpcError, RpcTimeoutError
 from mmrpc.rpc import calls, torchrpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ROUND_S = 2.0
 """How long one report waits for the verdict, and how often missing workers are asked."""
@@ -62,10 +66,13 @@ class _Leader:
             self.changed.wait_for(lambda: self.over, wait_s)
             if _me() in _in_torchs_barrier() and not self.missing():
                 self.over = True  # nobody leads here: torch's own shutdown is to have them all
-            if self.over:
-                self.told.add(name)
-                self.changed.notify_all()
             return self.verdict()
+
+    def acknowledge(self, name: str) -> None:
+        """Notes that a worker has the verdict, and so does not need this one any more."""
+        with self.changed:
+            self.told.add(name)
+            self.changed.notify_all()
 
     def withdraw(self, name: str) -> None:
         """Notes that a worker that came has left alone."""
@@ -121,7 +128,10 @@ def gather(timeout_s: float | None) -> RpcError | None:
     verdict = _lead(me, deadline_s) if me == leader else _follow(leader, me, deadline_s)
     error = _error_of(verdict, time.monotonic() - started_s, timeout_s)
     if error is not None and me == leader:
+        _leader.acknowledge(me)
         _leader.linger()
+    elif error is not None:
+        _tell(leader, _heard, me)
     return error
 
 
@@ -141,8 +151,7 @@ def _follow(leader: str, me: str, deadline_s: float | None) -> Verdict:
     while not verdict.settled:
         left_s = _left_s(deadline_s)
         if left_s == 0:
-            with contextlib.suppress(RpcTimeoutError, PeerLostError):
-                calls.rpc_sync(leader, _withdraw, (me,), timeout=_ROUND_S)
+            _tell(leader, _withdraw, me)
             break
         verdict = _ask(leader, me, min(_ROUND_S, left_s), verdict)
     return verdict
@@ -208,6 +217,16 @@ def _alive() -> None:
 
 def _report(name: str, wait_s: float) -> Verdict:
     return _leader.arrive(name, wait_s)
+
+
+def _tell(leader: str, what: Callable[[str], None], me: str) -> None:
+    # The leader may leave as soon as it has heard, before its answer is here.
+    with contextlib.suppress(RpcTimeoutError, PeerLostError):
+        calls.rpc_sync(leader, what, (me,), timeout=_ROUND_S)
+
+
+def _heard(name: str) -> None:
+    _leader.acknowledge(name)
 
 
 def _withdraw(name: str) -> None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmrpc.rpc import wire
 from mmrpc.rpc.failure import Failure
+from mmrpc.rpc.spool import peers
+from mmrpc.rpc.spool import policy as spool
 
 if TYPE_CHECKING:
     from mmrpc.rpc.faults import Call
+    from mmrpc.rpc.spool.peers import Address
 
 
 class Reply:
@@ -20,16 +23,25 @@ class Reply:
     arrives stays bytes until `unwrap`.
     """
 
-    __slots__ = ("_failure", "_message", "_value")
+    __slots__ = ("_failure", "_message", "_receiver", "_sender", "_value")
 
     _value: Any
     _failure: Failure | None
     _message: wire.Message | None
+    _receiver: Address | None
+    _sender: Address | None
 
     @classmethod
-    def of(cls, value: Any) -> Reply:
-        """Wraps a value."""
-        return cls._make(value, None, None)
+    def of(cls, value: Any, receiver: Address | None = None) -> Reply:
+        """Wraps a value.
+
+        Args:
+            value: What the function returned.
+            receiver: The process that will get it, and nobody else, if that is known.
+        """
+        reply = cls._make(value, None, None)
+        reply._receiver = receiver
+        return reply
 
     @classmethod
     def failed(cls, error: BaseException) -> Reply:
@@ -40,6 +52,7 @@ class Reply:
     def _make(cls, value: Any, failure: Failure | None, message: wire.Message | None) -> Reply:
         reply = cls.__new__(cls)
         reply._value, reply._failure, reply._message = value, failure, message
+        reply._receiver = reply._sender = None
         return reply
 
     def unwrap(self, call: Call) -> Any:
@@ -52,6 +65,8 @@ class Reply:
             PathError: If a reference in the value cannot be opened on this node.
             RemoteError: If the peer's exception cannot be rebuilt here.
         """
+        if self._sender is not None:
+            peers.learn(call.peer, self._sender)
         if self._failure is not None:
             raise self._failure.error(
                 peer=call.peer, function=call.function, elapsed_s=call.elapsed_s
@@ -64,17 +79,20 @@ class Reply:
         failure = self._failure
         if failure is None:
             if self._message is not None:
-                return _received_value, self._message
+                return _received_value, (*self._message, self._sender)
             try:
-                return _received_value, wire.encode(self._value)
+                message = wire.encode(self._value, self._receiver)
+                return _received_value, (*message, spool.own_address())
             except BaseException as error:
                 failure = Failure.of(error)
         told = pickle.dumps((failure.type_name, failure.text, failure.traceback, failure.data))
         return _received_failure, (told, failure.carried)
 
 
-def _received_value(data: bytes, carried: list[Any]) -> Reply:
-    return Reply._make(None, None, (data, carried))
+def _received_value(data: bytes, carried: list[Any], sender: Address | None) -> Reply:
+    reply = Reply._make(None, None, (data, carried))
+    reply._sender = sender
+    return reply
 
 
 def _received_failure(told: bytes, carried: list[Any]) -> Reply:

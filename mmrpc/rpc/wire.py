@@ -19,9 +19,12 @@ import torch
 from mmrpc.core import reference
 from mmrpc.core.standin import Unopened
 from mmrpc.rpc import torchrpc
+from mmrpc.rpc.spool import policy as spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from mmrpc.rpc.spool.peers import Address
 
 Message = tuple[bytes, list[Any]]
 """The pickled object, and the tensors, RRefs and modules that it refers to by number."""
@@ -31,11 +34,13 @@ _jit: Any = torch.jit
 _decoding = threading.local()
 
 
-def encode(obj: Any) -> Message:
+def encode(obj: Any, receiver: Address | None = None) -> Message:
     """Pickles an object, its mapped tensors as references.
 
     Args:
         obj: Any object that pickles, or that torch's RPC can send.
+        receiver: The process that will decode it, if it may be one of this host: large tensors
+            go through memory that it shares with this one.
 
     Returns:
         The bytes, and the objects in it that travel by torch's own means: plain tensors in
@@ -47,7 +52,7 @@ def encode(obj: Any) -> Message:
         pickle.PicklingError: And what else pickling may raise, if it does not pickle.
     """
     carried: list[Any] = []
-    carry = partial(_carry, carried)
+    carry = partial(_carry, carried, receiver)
     table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
     table[torch.Tensor] = partial(reduce_plain, carry)
     table[torchrpc.rpc.PyRRef] = table[torchrpc.rpc.RRef] = carry
@@ -74,7 +79,7 @@ def decode(data: bytes, carried: list[Any]) -> Any:
         PathError: If a reference cannot be opened here; and what else unpickling may raise.
     """
     outer = getattr(_decoding, "carried", None)
-    _decoding.carried = carried
+    _decoding.carried = spool.take_all(carried)
     try:
         return pickle.loads(data)
     finally:
@@ -99,14 +104,16 @@ def message_nbytes(
     """
     from mmrpc.rpc.serve import serve
 
-    message = encode((func, tuple(args or ()), dict(kwargs or {})))
+    message = (*encode((func, tuple(args or ()), dict(kwargs or {}))), spool.own_address())
     call = torchrpc.internal.PythonUDF(serve, message, {})
     data, tensors = torchrpc.internal.serialize(call)
     nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
     return nbytes
 
 
-def _carry(carried: list[Any], obj: Any) -> tuple[Any, ...]:
+def _carry(carried: list[Any], receiver: Address | None, obj: Any) -> tuple[Any, ...]:
+    if receiver is not None and type(obj) is torch.Tensor:
+        obj = spool.offer(obj, receiver) or obj
     carried.append(obj)
     return _carried, (len(carried) - 1,)
 
