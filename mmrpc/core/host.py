@@ -45,14 +45,16 @@ def memory_host_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, or None if there is none."""
+    """Start time of a process in clock ticks since boot, or None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
-    # The command, in parentheses, may hold spaces and parentheses itself; see proc(5), field 22.
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+    # The command, in parentheses, may hold spaces and parentheses itself; see proc(5).
+    state, *fields = stat[stat.rindex(b")") + 2 :].split()
+    # A zombie waits for its parent only; its memory and descriptors are gone.
+    return None if state in (b"Z", b"X") else int(fields[18])
 
 
 @functools.cache

@@ -82,6 +82,11 @@ def forget() -> None:
     _joined = None
 
 
+def share_above_bytes() -> int | None:
+    """From which size on the config sends plain tensors through memory; None without one."""
+    return None if _joined is None else int(_joined.cluster.rpc.share_above_bytes)
+
+
 def path_report() -> PathReport:
     """Tells what each node has proved about each mount: paths, rights, and whether all are one.
 

@@ -1,0 +1,167 @@
+"""Large plain tensors between workers of one host go through memory that both keep mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import mmrpc.rpc as rpc
+from mmrpc.errors import PeerLostError
+from mmrpc.rpc.spool import policy, received
+from mmrpc.testing import run_workers
+
+LARGE = 1 << 20  # elements of float32: 4 MiB
+ENV = {"MMRPC_SHARE_ABOVE_BYTES": str(1 << 20)}
+_kept: list[torch.Tensor] = []
+
+
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    """Changes what it got in place, and gives it back."""
+    x += 1
+    return x
+
+
+def keep(x: torch.Tensor) -> None:
+    _kept.append(x)
+
+
+def sums_of_kept() -> list[float]:
+    return [float(x.sum()) for x in _kept]
+
+
+def forget_kept() -> None:
+    _kept.clear()
+
+
+def slots_mapped() -> int:
+    return len(received._mapped)
+
+
+def both(pair: dict[str, Any]) -> Any:
+    return pair
+
+
+def fail(x: torch.Tensor) -> None:
+    raise ValueError("no")
+
+
+def slots() -> list[Any]:
+    pool = policy._pool
+    return [] if pool is None else pool._slots
+
+
+def by_value(rank: int) -> None:
+    if rank:
+        return
+    x = torch.zeros(LARGE)
+    for _ in range(8):
+        y = rpc.rpc_sync("worker1", add_one, (x,))
+        assert float(y.sum()) == LARGE
+        assert float(x.sum()) == 0
+    # The callee may still hold the one of the call before when the next call is made.
+    assert 1 <= len(slots()) <= 2
+    assert 1 <= rpc.rpc_sync("worker1", slots_mapped) <= 2
+
+
+def test_values_stay_values() -> None:
+    """What the callee writes stays with it, and one slot serves call after call."""
+    run_workers(by_value, 2, env=ENV)
+
+
+def not_reused(rank: int) -> None:
+    if rank:
+        return
+    rpc.rpc_sync("worker1", sums_of_kept)  # the first reply tells where the worker is
+    for value in range(4):
+        rpc.rpc_sync("worker1", keep, (torch.full((LARGE,), float(value)),))
+    assert rpc.rpc_sync("worker1", sums_of_kept) == [LARGE * float(v) for v in range(4)]
+    assert len(slots()) == 4
+    rpc.rpc_sync("worker1", forget_kept)
+    rpc.rpc_sync("worker1", keep, (torch.full((LARGE,), 9.0),))
+    assert len(slots()) == 4
+    assert rpc.rpc_sync("worker1", sums_of_kept) == [LARGE * 9.0]
+
+
+def test_a_slot_is_not_reused_while_its_tensor_lives() -> None:
+    """Tensors that the receiver keeps stay as they were sent; their slots come back after."""
+    run_workers(not_reused, 2, env=ENV)
+
+
+def shapes_and_graphs(rank: int) -> None:
+    if rank:
+        return
+    rpc.rpc_sync("worker1", slots_mapped)
+    x = torch.arange(LARGE, dtype=torch.int64).view(1024, -1)
+    got = rpc.rpc_sync("worker1", both, ({"a": x, "b": x.t(), "c": [x, x[3:]]},))
+    assert torch.equal(got["a"], x)
+    assert torch.equal(got["b"], x.t())
+    assert torch.equal(got["c"][1], x[3:])
+    leaf = torch.ones(LARGE, requires_grad=True)
+    assert rpc.rpc_sync("worker1", both, ({"leaf": leaf},))["leaf"].sum() == LARGE
+    with_error(x)
+
+
+def with_error(x: torch.Tensor) -> None:
+    count = len(slots())
+    for _ in range(5):
+        with pytest.raises(ValueError, match="no"):
+            rpc.rpc_sync("worker1", fail, (x,))
+    assert len(slots()) <= count + 1
+
+
+def test_shapes_views_and_errors() -> None:
+    """Any mix of tensors arrives as it is; a call that fails gives its slots back."""
+    run_workers(shapes_and_graphs, 2, env=ENV)
+
+
+def killed_receiver(rank: int) -> None:
+    if rank == 1:
+        threading.Event().wait(60)  # until it is told to die
+        return
+    rpc.rpc_sync("worker1", slots_mapped)
+    rpc.rpc_sync("worker1", keep, (torch.zeros(LARGE),))
+    (slot,) = slots()
+    assert not slot.is_free()
+    with contextlib.suppress(PeerLostError):
+        rpc.rpc_sync("worker1", os._exit, (3,), timeout=20)
+    assert slot.is_free()
+    rpc.shutdown(graceful=False)
+
+
+def test_slots_of_a_killed_receiver_are_free() -> None:
+    """A receiver that dies with a tensor in its hands leaves the slot to its sender."""
+    run_workers(killed_receiver, 2, env=ENV, may_die=("worker1",), shutdown=False)
+
+
+def over_quota(rank: int) -> None:
+    if rank:
+        return
+    policy._pool = policy.Pool(8 << 20)
+    rpc.rpc_sync("worker1", slots_mapped)
+    for value in range(4):
+        rpc.rpc_sync("worker1", keep, (torch.full((LARGE,), float(value)),))
+    assert sum(slot.nbytes for slot in slots()) <= 8 << 20
+    assert rpc.rpc_sync("worker1", sums_of_kept) == [LARGE * float(v) for v in range(4)]
+
+
+def test_beyond_the_quota_tensors_go_as_ever() -> None:
+    """Memory for slots is bounded; what does not fit travels by TensorPipe."""
+    run_workers(over_quota, 2, env=ENV)
+
+
+def off(rank: int) -> None:
+    if rank:
+        return
+    rpc.rpc_sync("worker1", slots_mapped)
+    rpc.rpc_sync("worker1", keep, (torch.zeros(LARGE),))
+    assert slots() == []
+
+
+def test_it_can_be_turned_off() -> None:
+    """With a threshold of 0 nothing goes through memory."""
+    run_workers(off, 2, env={"MMRPC_SHARE_ABOVE_BYTES": "0"})
