@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -156,28 +157,48 @@ def train(data: dict[str, MemoryMappedTensor], directory: Path, console: Console
     return (guesses == data["test_labels"]).float().mean().item()
 
 
-def compare(x: MemoryMappedTensor, rounds: int, pair: PlainPair, console: Console) -> Table:
-    """Sends x to be read, by reference and by torch's own RPC, in turns."""
-    ours_s, theirs_s, loopback = [], [], []
+def compare(
+    x: MemoryMappedTensor, rounds: int, pairs: dict[str, PlainPair], console: Console
+) -> Table:
+    """Sends x to be read: by reference, and in turn as a plain tensor through torch's own RPC."""
+
+    def by_reference() -> tuple[float, int]:
+        elapsed_s = timed(lambda: rpc.rpc_sync("reader1", read_all, (x,)))
+        return elapsed_s, rpc.message_nbytes(read_all, (x,))
+
+    senders: dict[str, Callable[[], tuple[float, int]]] = {"mmrpc,\nby reference": by_reference}
+    for label, pair in pairs.items():
+        senders[label] = lambda pair=pair: pair.send(x.numel())
+    columns = {label: Measured() for label in senders}
     with progress(console) as bar:
         for _ in bar.track(range(rounds), description=f"measuring {size(x.nbytes)}"):
-            before = loopback_bytes()
-            ours_s.append(timed(lambda: rpc.rpc_sync("reader1", read_all, (x,))))
-            loopback.append(loopback_bytes() - before)
-            elapsed_s, their_bytes = pair.send(x.numel())
-            theirs_s.append(elapsed_s)
-    ours, theirs = statistics.median(ours_s), statistics.median(theirs_s)
+            for label, send in senders.items():
+                before = loopback_bytes()
+                elapsed_s, columns[label].message_bytes = send()
+                columns[label].loopback_bytes.append(loopback_bytes() - before)
+                columns[label].elapsed_s.append(elapsed_s)
+
     table = Table(title=f"A tensor of {size(x.nbytes)}, read by another process")
     table.add_column("")
-    table.add_column("mmrpc, by reference", justify="right")
-    table.add_column("torch RPC, plain tensor", justify="right")
-    table.add_row("tensor data", f"{x.nbytes:,} B", f"{x.nbytes:,} B")
-    table.add_row(
-        "in the message", f"{rpc.message_nbytes(read_all, (x,)):,} B", f"{their_bytes:,} B"
-    )
-    table.add_row("on the loopback interface", f"{min(loopback):,} B", "(own shared memory)")
-    table.add_row(f"time, median of {rounds}", f"{ours * 1e3:.2f} ms", f"{theirs * 1e3:.2f} ms")
+    for label in columns:
+        table.add_column(label, justify="right")
+    measured = columns.values()
+    table.add_row("bytes of tensor data", *[f"{x.nbytes:,}"] * len(columns))
+    table.add_row("bytes in the message", *(f"{m.message_bytes:,}" for m in measured))
+    # The least: other programs use the interface too.
+    table.add_row("bytes on the loopback", *(f"{min(m.loopback_bytes):,}" for m in measured))
+    medians = [statistics.median(m.elapsed_s) for m in measured]
+    table.add_row(f"ms, median of {rounds}", *(f"{median * 1e3:.2f}" for median in medians))
     return table
+
+
+@dataclass
+class Measured:
+    """What one way to send was found to take."""
+
+    message_bytes: int = 0
+    loopback_bytes: list[int] = field(default_factory=list)
+    elapsed_s: list[float] = field(default_factory=list)
 
 
 def send_a_removed_file(directory: Path, console: Console) -> None:
@@ -212,7 +233,9 @@ def progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
-def tell(readers: list[BaseProcess], directory: Path, pair: PlainPair, console: Console) -> None:
+def tell(
+    readers: list[BaseProcess], directory: Path, pairs: dict[str, PlainPair], console: Console
+) -> None:
     data = load_digits(directory)
     console.print(f"\nThe readers read the owner's digits: {tuple(data['pixels'].shape)}")
     prove_same_bytes(data["pixels"], console)
@@ -224,13 +247,13 @@ def tell(readers: list[BaseProcess], directory: Path, pair: PlainPair, console: 
         raise SystemExit("the held-out accuracy should be above 90%")
 
     large = MemoryMappedTensor.from_tensor(torch.randn(LARGE_NUMEL), filename=directory / "large")
-    tables = compare(data["pixels"], 50, pair, console), compare(large, 9, pair, console)
+    tables = compare(data["pixels"], 50, pairs, console), compare(large, 7, pairs, console)
     console.print(*tables, sep="\n")
-    ours = idle_share([process.pid for process in readers], 1.0)
-    console.print(
-        f"An idle process takes {ours:.0%} of a core under mmrpc, and {pair.idle_share(1.0):.0%} "
-        "under torch's default\ntransport, which polls; that is what makes its small messages fast."
-    )
+    idle = {"mmrpc": idle_share([process.pid for process in readers], 1.0)}
+    idle |= {label.replace("\n", " "): pair.idle_share(1.0) for label, pair in pairs.items()}
+    console.print("While it has nothing to do, a process takes of a core:")
+    for label, share in idle.items():
+        console.print(f"  {share:4.0%}  {label}")
 
     console.print("\nA file is removed, and its tensor sent")
     send_a_removed_file(directory, console)
@@ -242,16 +265,21 @@ def main() -> None:
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="mmrpc-demo-") as name:
-        console.print("Starting an owner and two readers, and two processes to compare with")
+        console.print("Starting an owner and two readers, and two pairs to compare with")
         readers = [
             context.Process(target=serve, args=(reader, rank, name), daemon=True)
             for rank, reader in enumerate(READERS, start=1)
         ]
         for process in readers:
             process.start()
+        starting = PlainPair(name, "uv"), PlainPair(name)
         join("owner", 0, name)
-        with PlainPair(name) as pair:
-            tell(readers, Path(name), pair, console)
+        with starting[0] as same, starting[1] as default:
+            pairs = {
+                "torch RPC, plain,\nsame transport": same,
+                "torch RPC, plain,\ndefault transport": default,
+            }
+            tell(readers, Path(name), pairs, console)
         rpc.shutdown()
         for process in readers:
             process.join()

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed.rpc as torch_rpc
@@ -31,27 +31,29 @@ def idle_share(pids: list[int], seconds: float) -> float:
 
 
 class PlainPair:
-    """A sender and a receiver under torch's own RPC, in its default configuration.
+    """A sender and a receiver under torch's own RPC.
 
     They are stopped while it is not their turn: torch's default transport polls, and would take
     the cores from whatever is measured in between.
 
     Args:
-        directory: A new directory, for the rendezvous.
+        directory: A directory for the rendezvous.
+        transport: TensorPipe's transport; None for what torch chooses.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, transport: str | None = None) -> None:
+        options: dict[str, Any] = {"init_method": f"file://{directory}/plain-{transport}"}
+        if transport is not None:
+            options |= {"_transports": [transport], "_channels": ["basic"]}
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._processes = [
-            context.Process(target=_sender, args=(directory, theirs), daemon=True),
-            context.Process(target=_receiver, args=(directory,), daemon=True),
+            context.Process(target=_sender, args=(options, theirs), daemon=True),
+            context.Process(target=_receiver, args=(options,), daemon=True),
         ]
         for process in self._processes:
             process.start()
         theirs.close()
-        self._pipe.recv()
-        self._signal(signal.SIGSTOP)
 
     def send(self, numel: int) -> tuple[float, int]:
         """Sends a float32 tensor of so many elements to be read; gives seconds and bytes."""
@@ -65,6 +67,8 @@ class PlainPair:
             return idle_share([process.pid for process in self._processes], seconds)
 
     def __enter__(self) -> Self:
+        self._pipe.recv()
+        self._signal(signal.SIGSTOP)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -88,21 +92,19 @@ class PlainPair:
             os.kill(process.pid, number)
 
 
-def _join(directory: str, rank: int) -> None:
+def _join(options: dict[str, Any], rank: int) -> None:
     # torch warns of its own use of a process group at every start.
     warnings.filterwarnings("ignore", ".* as a ProcessGroup", UserWarning)
     torch_rpc.init_rpc(
         f"plain{rank}",
         rank=rank,
         world_size=2,
-        rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{directory}/plain-rendezvous"
-        ),
+        rpc_backend_options=torch_rpc.TensorPipeRpcBackendOptions(**options),
     )
 
 
-def _sender(directory: str, pipe: Connection) -> None:
-    _join(directory, 0)
+def _sender(options: dict[str, Any], pipe: Connection) -> None:
+    _join(options, 0)
     pipe.send("ready")
     x = torch.empty(0)
     while (numel := pipe.recv()) is not None:
@@ -115,8 +117,8 @@ def _sender(directory: str, pipe: Connection) -> None:
     torch_rpc.shutdown()
 
 
-def _receiver(directory: str) -> None:
-    _join(directory, 1)
+def _receiver(options: dict[str, Any]) -> None:
+    _join(options, 1)
     torch_rpc.shutdown()
 
 
