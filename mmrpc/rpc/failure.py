@@ -86,7 +86,7 @@ def _pickled(error: Exception) -> wire.Message | None:
         try:
             message = wire.encode(form)
             copy = wire.decode(*message)
-        except Exception:  # noqa: S112 -- pickling runs code of the user's
+        except BaseException:  # noqa: S112 -- pickling runs code of the user's
             continue
         if type(copy) is type(error) and _text(copy) == _text(error):
             return message
@@ -116,7 +116,7 @@ def _portable(state: dict[str, Any]) -> dict[str, Any]:
     for name, value in state.items():
         try:
             wire.decode(*wire.encode(value))
-        except Exception:  # noqa: S112 -- a lock or a socket in an exception stays behind
+        except BaseException:  # noqa: S112 -- a lock or a socket in an exception stays behind
             continue
         kept[name] = value
     return kept

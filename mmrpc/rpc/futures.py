@@ -1,8 +1,8 @@
 """Futures that keep the type and the attributes of an exception.
 
-A future of torch loses them wherever an exception crosses its C++ part: in the future that
-`then` returns, and in `wait_all`. These complete themselves instead, and an exception is
-registered with `set_exception`, which torch's `wait_all` and `collect_all` do raise as it is.
+A future of torch loses them wherever an exception crosses its C++ part, as in the future that
+`then` returns. These complete themselves instead, and hang the exception on what torch calls
+before it hands a value out: its `wait_all` and `collect_all` raise it as it is, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch.futures import collect_all, wait_all
 
 from mmrpc.errors import RpcError
+from mmrpc.rpc import torchrpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,14 @@ class Future(torch.futures.Future[T]):
         Args:
             result: The exception, which `wait`, `value`, and torch's `wait_all` raise.
         """
-        super().set_exception(result)
+        if not isinstance(result, Exception):
+            raise TypeError(f"not an Exception: {result!r}")
+
+        def raise_it(_: Any) -> None:
+            raise result
+
+        super()._set_unwrap_func(raise_it)
+        super().set_result(torchrpc.remote_exception(result))
 
     def _complete(self, compute: Callable[[], T]) -> None:
         try:

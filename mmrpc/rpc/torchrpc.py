@@ -58,6 +58,17 @@ def in_autograd_context() -> bool:
     return True
 
 
+def remote_exception(error: Exception) -> Any:
+    """Gives what torch's own callers take for an exception rather than for a value.
+
+    It is what they get when a function that torch calls returns a future that failed.
+    """
+    cls = getattr(internal, "RemoteException", None)
+    # They decode the text's escapes before they raise the class with it.
+    text = str(error).encode("unicode_escape").decode()
+    return error if cls is None else cls(text, type(error))
+
+
 def pickler() -> Any:
     """Gives torch's pickler of calls, or None where it has another name."""
     return getattr(internal, "_internal_rpc_pickler", None)

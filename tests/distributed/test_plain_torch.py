@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed.rpc as torch_rpc
 
-from mmrpc import MemoryMappedTensor, errors
+from mmrpc import MemoryMappedTensor, errors, rpc
 from tests.distributed.workers import outcome, run
 
+TEXT = "ü \\x41"
 _mine: dict[str, Any] = {}
 
 
@@ -55,6 +56,15 @@ def first_use(reply: Any) -> Any:
     return describe(reply["x"]) if isinstance(reply, dict) else reply
 
 
+@rpc.functions.async_execution
+def fail_through_our_future(text: str) -> Any:
+    return rpc.rpc_async("worker0", len, ([],)).then(lambda _: fail(text))
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
 def drive(rank: int, directory: str) -> dict[str, Any]:
     if rank == 1:
         return {}
@@ -90,6 +100,7 @@ def drive(rank: int, directory: str) -> dict[str, Any]:
             for k, v in by_torch("worker1", pass_on, gone).items()
         },
     }
+    found["failed future"] = by_torch("worker1", fail_through_our_future, TEXT)
     found["after"] = torch_rpc.rpc_sync("worker1", describe, (whole,))
     return found
 
@@ -140,6 +151,16 @@ def test_a_broken_result_is_a_typed_error_at_its_first_use(
     """Also when a worker that could not open it passed it on."""
     assert found[what][way].cls is errors.PathNotFoundError
     assert found[what][way].node == "worker0"
+
+
+@WAYS
+def test_a_future_of_ours_that_failed_is_an_error_of_a_plain_call(
+    found: dict[str, Any], way: str
+) -> None:
+    """torch would take the exception of its own for the result."""
+    error = found["failed future"][way]
+    assert issubclass(error.cls, (LookupError, RuntimeError))
+    assert TEXT in error.message
 
 
 def test_calls_after_broken_references_work(found: dict[str, Any]) -> None:

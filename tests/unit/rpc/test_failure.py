@@ -39,6 +39,13 @@ class DeepError(Exception):
         return DeepError, (self, DeepError("more"))
 
 
+class ExitingError(Exception):
+    """Wants to end the process when it is pickled."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
+
+
 def arrive(error: BaseException) -> BaseException:
     try:
         raise error
@@ -57,6 +64,7 @@ def arrive(error: BaseException) -> BaseException:
         StopIteration(3),
         TwoPartError(1, "\\x41 ü"),
         DeepError("its own pickling never ends"),
+        ExitingError("its own pickling exits"),
         ExceptionGroup("several", [ValueError(1), TypeError("x")]),
         errors.NoSpaceError("full", path="/p", needed_bytes=5, free_bytes=1, node="n"),
         errors.RemoteError("r", peer="w2", type_name="t", text="x", traceback="tb"),
