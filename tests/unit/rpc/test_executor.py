@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -87,3 +88,20 @@ def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
         "started.wait()\n"
     )
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
+def test_an_idle_thread_holds_nothing_of_its_last_call() -> None:
+    """What a call was given is freed when it ends, not when the thread has another."""
+
+    class Payload:
+        pass
+
+    threads = CallThreads()
+    payload, done = Payload(), threading.Event()
+    freed = threading.Event()
+    weakref.finalize(payload, freed.set)
+    threads.submit(lambda _: done.set(), payload)
+    del payload
+    assert done.wait(30)
+    assert freed.wait(30)
+    threads.stop()
