@@ -74,7 +74,8 @@ def _helper(mounts: list[Mount], node: str | None) -> Iterator[subprocess.Popen[
         yield helper
     finally:
         helper.kill()
-        _pipe(helper.stdin).close()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it had read its task
+            _pipe(helper.stdin).close()
         _pipe(helper.stdout).close()
         try:
             helper.wait(1.0)

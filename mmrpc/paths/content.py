@@ -16,10 +16,13 @@ _KEPT = 4096
 
 
 def digest_of(fd: int) -> str:
-    """Computes ``sha256:…`` of a whole file, from its start."""
+    """Computes ``sha256:…`` of a whole file; the descriptor is at its start afterwards."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    # A duplicate has the same offset, and closing it leaves the descriptor open.
     with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    os.lseek(fd, 0, os.SEEK_SET)
+    return f"sha256:{digest}"
 
 
 class Digests:

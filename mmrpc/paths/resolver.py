@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import os
 from typing import TYPE_CHECKING
 
-from mmrpc.core import libc
 from mmrpc.core.host import host_id
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileLocation, Location, Mode, MountLocation
-from mmrpc.core.mapping import FileMapping, Mapping
+from mmrpc.core.mapping import FileMapping, Mapping, map_file
 from mmrpc.core.resolver import HostResolver, stale_file
 from mmrpc.errors import (
     NotSharedError,
@@ -21,6 +18,7 @@ from mmrpc.errors import (
 )
 from mmrpc.paths.access import MountAccess, Policy
 from mmrpc.paths.content import Digests
+from mmrpc.paths.locating import Locator
 from mmrpc.paths.mounts import MountTable
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.reading import map_checked
@@ -29,31 +27,11 @@ from mmrpc.paths.stage import Stage, cache_directory
 from mmrpc.paths.verify import check_found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from collections.abc import Mapping as MappingType
 
     from mmrpc.config.cluster import ClusterConfig
+    from mmrpc.core.location import FileIdentity
     from mmrpc.paths.mounts import Mount
-
-_destination: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "mmrpc_destination", default=None
-)
-
-
-@contextlib.contextmanager
-def sending_to(host: str | None) -> Iterator[None]:
-    """Says for which host the references made in this block are.
-
-    For one on this host, nothing has to be flushed and no digest computed.
-
-    Args:
-        host: `host_id()` of the receiver; None if it is not known.
-    """
-    token = _destination.set(host)
-    try:
-        yield
-    finally:
-        _destination.reset(token)
 
 
 class ClusterResolver:
@@ -83,10 +61,18 @@ class ClusterResolver:
         self._proven = dict(proven)
         self._policy = policy or Policy()
         self._stage = stage
-        self._is_alone = is_alone
         self._host = HostResolver(self.node)
         self._digests = Digests()
         self._access = MountAccess(self._policy, node=self.node)
+        self._locator = Locator(
+            table,
+            self._access,
+            self._digests,
+            stage=stage,
+            node=self.node,
+            flushes=not is_alone,
+            needs_digests=self._policy.verify == "digest",
+        )
 
     @classmethod
     def from_config(
@@ -135,59 +121,7 @@ class ClusterResolver:
         """
         if not isinstance(mapping, FileMapping):
             return self._host.locate(mapping)
-        origin = self._stage.origin_of(mapping.path) if self._stage else None
-        if origin is not None:
-            mount = self._table.get(origin.mount)
-            is_mixed = mount is not None and mount.is_mixed
-            content = origin.digest if is_mixed else origin.tag
-            return MountLocation(
-                origin.mount,
-                origin.path,
-                host_id(),
-                mapping.identity,
-                origin.size_bytes,
-                content,
-            )
-        place = self._table.find(mapping.path)
-        if place is not None:
-            location = self._locate_in(*place, mapping)
-            if location is not None:
-                return location
-        place = self._table.find_real(mapping.path)
-        location = self._locate_in(*place, mapping) if place else None
-        return location or self._host.locate(mapping)
-
-    def _locate_in(self, mount: Mount, relative: str, mapping: FileMapping) -> MountLocation | None:
-        """Gives the place of a mapped file in a mount; None if a symbolic link leads there."""
-        try:
-            fd = self._access.look(mount, relative)
-        except OutsideMountsError:
-            return None
-        try:
-            status = os.fstat(fd)
-            if identify(fd, status) != mapping.identity:
-                raise stale_file(mapping.path, self.node)
-        finally:
-            os.close(fd)
-        content = ""
-        if not self._stays_here():
-            if mapping.mode is Mode.WRITE and mapping.nbytes:
-                libc.msync(mapping.address, mapping.nbytes, wait=True)
-            if mount.is_mixed or self._policy.verify == "digest":
-                content = self._digest(mount, relative)
-        return MountLocation(
-            mount.name, relative, host_id(), mapping.identity, status.st_size, content
-        )
-
-    def _stays_here(self) -> bool:
-        return self._is_alone or _destination.get() == host_id()
-
-    def _digest(self, mount: Mount, relative: str) -> str:
-        fd = self._access.open(mount, relative, writable=False, is_foreign=False)
-        try:
-            return self._digests.of(fd, keep=mount.immutable)
-        finally:
-            os.close(fd)
+        return self._locator.locate(mapping) or self._host.locate(mapping)
 
     def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
         """Maps a received location; see `Resolver.attach`."""
@@ -241,6 +175,8 @@ class ClusterResolver:
         if not mount.is_local:
             return self._attach_remote(mount, location, mode, needed_bytes)
         is_foreign = location.host != host_id()
+        if not is_foreign and self._is_plain(mount):
+            return self._attach_plain(mount, location, mode, needed_bytes)
         proof = self._proof(mount) if is_foreign else None
         if is_foreign and proof is None:
             raise NotSharedError(
@@ -285,6 +221,34 @@ class ClusterResolver:
             )
         finally:
             os.close(fd)
+
+    def _is_plain(self, mount: Mount) -> bool:
+        """Whether files are mapped, and looking at one cannot hang."""
+        return (
+            mount.reader in (None, "mmap")
+            and not mount.is_mixed
+            and self._access.file_system(mount).is_local
+        )
+
+    def _attach_plain(
+        self, mount: Mount, location: MountLocation, mode: Mode, needed_bytes: int
+    ) -> Mapping:
+        """Maps a file of this host; one that is mapped already costs one `stat`.
+
+        Not for other hosts: there, opening is what makes NFS look for changes.
+        """
+        path = mount.local_path(location.path)
+
+        def opener(path: str, *, writable: bool, node: str | None) -> int:
+            return self._access.open(mount, location.path, writable=writable, is_foreign=False)
+
+        def check(found: FileIdentity, status: object) -> None:
+            if found != location.identity:
+                error = stale_file(path, self.node)
+                error.mount = mount.name
+                raise error
+
+        return map_file(path, mode, needed_bytes, opener=opener, check=check, node=self.node)
 
     def _attach_remote(
         self, mount: Mount, location: MountLocation, mode: Mode, needed_bytes: int

@@ -25,16 +25,8 @@ from mmrpc.testing import free_port
 _REPOSITORY = Path(__file__).parents[2]
 _RESULT = "RESULT "
 # PIDs of its own too: else hosts could reach each other's anonymous memory.
-_UNSHARE = [
-    "unshare",
-    "--mount",
-    "--propagation",
-    "private",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-]
+_UNSHARE = ("unshare", "--mount", "--propagation", "private")
+_UNSHARE += ("--pid", "--fork", "--kill-child", "--mount-proc")
 DEADLINE_S = 100.0
 NOBODY = 65534
 

@@ -31,9 +31,10 @@ from mmrpc.errors import (
 from mmrpc.paths import access
 from mmrpc.paths.access import Policy
 from mmrpc.paths.fstype import FileSystem
+from mmrpc.paths.locating import sending_to
 from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.proof import Proof
-from mmrpc.paths.resolver import ClusterResolver, sending_to
+from mmrpc.paths.resolver import ClusterResolver
 
 from .test_relative import HOSTILE
 
