@@ -329,20 +329,11 @@ def raise_for(verdict: Verdict) -> None:
 
 def make_resolver(joined: Joined) -> Resolver:
     """Builds the resolver that a handshake has paid for."""
-    from mmrpc.paths.access import Policy
-    from mmrpc.paths.mounts import MountTable
     from mmrpc.paths.resolver import ClusterResolver
-    from mmrpc.paths.stage import Stage
 
-    config = joined.cluster.nodes[joined.node]
-    stage = None
-    if config.cache_dir is not None:
-        stage = Stage(config.cache_dir, limit_bytes=config.cache_bytes, node=joined.node)
-    return ClusterResolver(
-        MountTable.from_config(joined.cluster, joined.node),
+    return ClusterResolver.from_config(
+        joined.cluster,
+        joined.node,
         proven=joined.proofs(),
-        policy=Policy.from_config(joined.cluster.rpc),
-        stage=stage,
-        node=joined.node,
         is_alone=joined.verdict.is_one_host,
     )
