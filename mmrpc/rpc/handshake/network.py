@@ -30,7 +30,7 @@ def use_interface(name: str | None, host: str) -> None:
 
 def _interface_of(host: str) -> str | None:
     """The interface whose IPv4 address a host name or address stands for, if not loopback."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         wanted = socket.gethostbyname(host)
         for _, name in socket.if_nameindex():
             if not wanted.startswith("127.") and address_of(name) == wanted:
