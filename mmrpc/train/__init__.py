@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from mmrpc.train.follower import Follower, follow
 from mmrpc.train.messages import Link, Pushed
+from mmrpc.train.publisher import Publisher
 from mmrpc.train.server import ParameterServer, Progress
 from mmrpc.train.trainer import Trainer
 from mmrpc.train.versions import Version, latest
 
 __all__ = [
+    "Follower",
     "Link",
     "ParameterServer",
     "Progress",
+    "Publisher",
     "Pushed",
     "Trainer",
     "Version",
+    "follow",
     "latest",
 ]

@@ -44,11 +44,17 @@ class Reader:
 
     Args:
         directory: Where the leases are; made if missing.
+
+    Raises:
+        PathNotWritableError: If it cannot be made.
     """
 
     def __init__(self, directory: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+        except OSError as error:
+            raise files.path_error(error, directory, writing=True) from None
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.json"
         self._path = os.path.join(directory, name)
 
