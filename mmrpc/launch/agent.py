@@ -1,7 +1,7 @@
 """The agent of one node: does what the launcher says, and ends with it.
 
 One thread waits for whatever comes first: a command, a signal, a worker's end, or the end of
-the channel, which is the launcher's end. Nobody polls.
+the channel, which is the launcher's end.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _ORPHAN_GRACE_S = 4.0
 """Longest grace once the launcher is gone: then nothing may be left after 10 seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAIL_LINES = 20
+_BEAT_S = 15.0
 
 
 class Agent:
@@ -73,9 +74,14 @@ class Agent:
         )
         try:
             while self._exit_code is None or self._gang is not None:
-                for key, _ in self._selector.select(self._remaining_s()):
+                ready = self._selector.select(self._remaining_s())
+                for key, _ in ready:
                     key.data(key.fd)
                 self._end_gang_if_due()
+                if not ready:
+                    # A launcher whose host has lost power closes nothing: only what is sent and
+                    # not acknowledged ends the connection.
+                    self._send(messages.Beat())
         except Exception as error:
             self._fail(f"the agent failed: {type(error).__name__}: {error}")
             raise
@@ -87,8 +93,10 @@ class Agent:
                 self._guard.close()
         return self._exit_code
 
-    def _remaining_s(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def _remaining_s(self) -> float:
+        if self._deadline is None:
+            return _BEAT_S
+        return min(_BEAT_S, max(0.0, self._deadline - time.monotonic()))
 
     def _send(self, event: messages.Event) -> None:
         data = messages.encode(event)

@@ -114,7 +114,8 @@ def agent_ended(node: str, event: Ended, cluster: ClusterConfig, was_ready: bool
     if code is None:
         reason = "the connection to the agent was lost"
     elif via == "ssh" and code == _SSH_FAILED:
-        reason = f"the ssh connection {'was lost' if was_ready else 'failed'}"
+        lost = "was lost, or the agent was killed"
+        reason = f"the ssh connection {lost if was_ready else 'failed'}"
         hint = None if was_ready else "Try the same by hand: ssh must not ask for anything."
     elif not was_ready and code in _CANNOT_RUN:
         reason = f"cannot run {python or 'python'!r}: {_CANNOT_RUN[code]}"

@@ -146,6 +146,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """From the agent, now and then: bytes that show the kernel whether the launcher is there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """From the agent: the document that it wrote for ``mmrpc status``."""
 
@@ -153,12 +158,12 @@ class Status:
 
 
 Command = Setup | Refused | Listen | Start | Stop | Kill
-Event = Hello | Ready | Listening | Started | Exited | Line | Stopped | Failed | Status
+Event = Hello | Ready | Listening | Started | Exited | Line | Stopped | Failed | Beat | Status
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         *(Setup, Refused, Listen, Start, Stop, Kill),
-        *(Hello, Ready, Listening, Started, Exited, Line, Stopped, Failed, Status),
+        *(Hello, Ready, Listening, Started, Exited, Line, Stopped, Failed, Beat, Status),
     )
 }
 

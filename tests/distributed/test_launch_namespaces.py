@@ -45,6 +45,7 @@ def main():
 class Node:
     """A network namespace with an address on a bridge of this machine, and a server in it."""
 
+    name: str
     address: str
     server: Sshd
 
@@ -73,7 +74,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Node]]
                 _ip("-n", namespace, "link", "set", device, "up")
             prefix = ("ip", "netns", "exec", namespace)
             server = stack.enter_context(serving(base / name, prefix, address))
-            found[name] = Node(address, server)
+            found[name] = Node(namespace, address, server)
         yield found
 
 
@@ -142,3 +143,23 @@ def test_a_master_that_the_others_cannot_reach_is_named(
         assert launch.code() == 1
         assert "cannot reach the master at 10.214.0.1" in launch.text
     assert_nobody_left(tmp_path)
+
+
+def test_a_cut_network_ends_both_sides(
+    tmp_path: Path, config: dict[str, Any], nodes: dict[str, Node]
+) -> None:
+    """Nothing is closed when a cable is pulled: each side finds out for itself."""
+    config["roles"]["w"]["target"] = "job:hold"
+    with launching(tmp_path, config) as launch:
+        launch.until("up w0", "up w1", "up w2")
+        namespace = nodes["b"].name
+        # A quarter of an hour by default.
+        retries = "echo 3 > /proc/sys/net/ipv4/tcp_retries2"
+        subprocess.run(["ip", "netns", "exec", namespace, "sh", "-c", retries], check=True)
+        _ip("link", "set", namespace, "down")
+        try:
+            assert launch.code() == 255
+            assert "on b: the ssh connection was lost" in launch.text
+            assert_nobody_left(tmp_path, patience_s=60)
+        finally:
+            _ip("link", "set", namespace, "up")

@@ -23,6 +23,7 @@ EVERY = [
     messages.Line("w0", "stderr", "text with \x1e and \n and \udcff"),
     messages.Stopped({"12": "python"}),
     messages.Failed("reason", "hint"),
+    messages.Beat(),
     messages.Status({"state": "running"}),
 ]
 
