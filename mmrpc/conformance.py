@@ -25,7 +25,7 @@ from mmrpc.core.location import Mode, MountLocation
 from mmrpc.paths.access import Policy
 from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.proof import Proof
-from mmrpc.paths.publish import publishing, read_manifest
+from mmrpc.paths.publishing import publishing, read_manifest
 from mmrpc.paths.resolver import ClusterResolver
 from mmrpc.paths.stage import Stage
 

@@ -105,7 +105,11 @@ class MountTable:
         Returns:
             The mount and the path relative to it, if that could be sent; else None.
         """
-        return self._longest(path, lambda mount: mount.root)
+        return self._longest(path, lambda mount: mount.root if mount.is_local else None)
+
+    def find_url(self, url: str) -> tuple[Mount, str] | None:
+        """Finds the remote mount that a URL belongs to, in the same way."""
+        return self._longest(url, lambda mount: None if mount.is_local else mount.root)
 
     def find_real(self, path: str) -> tuple[Mount, str] | None:
         """Like `find`, but sees through symbolic links, in the path and in the roots.
@@ -114,18 +118,23 @@ class MountTable:
         """
         return self._longest(os.path.realpath(path), self._real_root)
 
-    def _longest(self, path: str, root_of: Callable[[Mount], str]) -> tuple[Mount, str] | None:
+    def _longest(
+        self, path: str, root_of: Callable[[Mount], str | None]
+    ) -> tuple[Mount, str] | None:
         best: tuple[Mount, str] | None = None
         longest = -1
         for mount in self:
-            if not mount.is_local:
+            root = root_of(mount)
+            if root is None:
                 continue
-            prefix = root_of(mount).rstrip("/") + "/"
+            prefix = root.rstrip("/") + "/"
             if path.startswith(prefix) and len(prefix) > longest:
                 best, longest = (mount, path[len(prefix) :]), len(prefix)
         return best if best and relative_paths.is_relative(best[1]) else None
 
-    def _real_root(self, mount: Mount) -> str:
+    def _real_root(self, mount: Mount) -> str | None:
+        if not mount.is_local:
+            return None
         real = self._real_roots.get(mount.name)
         if real is None:
             real = self._real_roots[mount.name] = os.path.realpath(mount.root)

@@ -23,6 +23,7 @@ from mmrpc.paths.mounts import MountTable
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.reading import map_checked
 from mmrpc.paths.relative import split_relative
+from mmrpc.paths.shared import SharedFiles
 from mmrpc.paths.stage import Stage, cache_directory
 from mmrpc.paths.verify import check_found
 
@@ -42,8 +43,10 @@ class ClusterResolver:
         proven: Name of each mount that the handshake proved, and how.
         policy: What to check and how long to wait.
         stage: Where copies of remote files are; None if no mount is remote.
-        node: Name of this node (or worker) for errors; by default the table's.
         is_alone: Whether all nodes are on this host, so that nothing is ever flushed for others.
+
+    Attributes:
+        files: The files of the mounts by name.
     """
 
     def __init__(
@@ -53,10 +56,9 @@ class ClusterResolver:
         proven: MappingType[str, Proof],
         policy: Policy | None = None,
         stage: Stage | None = None,
-        node: str | None = None,
         is_alone: bool = False,
     ) -> None:
-        self.node = node or table.node
+        self.node = table.node
         self._table = table
         self._proven = dict(proven)
         self._policy = policy or Policy()
@@ -64,6 +66,7 @@ class ClusterResolver:
         self._host = HostResolver(self.node)
         self._digests = Digests()
         self._access = MountAccess(self._policy, node=self.node)
+        self.files = SharedFiles(table, self._access, self._policy, stage=stage, node=self.node)
         self._locator = Locator(
             table,
             self._access,
@@ -81,7 +84,6 @@ class ClusterResolver:
         node: str,
         *,
         proven: MappingType[str, Proof],
-        worker: str | None = None,
         is_alone: bool = False,
     ) -> ClusterResolver:
         """Makes the resolver of a node.
@@ -90,7 +92,6 @@ class ClusterResolver:
             cluster: The cluster's config.
             node: Name of this node in it.
             proven: What the handshake proved.
-            worker: Name of this process, which errors then name instead of the node.
             is_alone: Whether all nodes are on this host.
 
         Raises:
@@ -103,16 +104,19 @@ class ClusterResolver:
             stage = Stage(
                 cache_directory(config.cache_dir, node),
                 limit_bytes=config.cache_bytes,
-                node=worker or node,
+                node=node,
             )
         return cls(
             table,
             proven=proven,
             policy=Policy.from_config(cluster.rpc),
             stage=stage,
-            node=worker or node,
             is_alone=is_alone,
         )
+
+    def local_copy(self, url: str) -> str:
+        """Gives the local path of a file in a mount; see `SharedFiles.local_copy`."""
+        return self.files.local_copy(url)
 
     def locate(self, mapping: Mapping) -> Location:
         """Says where a mapping's bytes are; see `Resolver.locate`.

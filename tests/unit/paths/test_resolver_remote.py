@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,6 @@ from mmrpc.paths.stage import Stage
 
 ELSEWHERE = "0123456789abcdef"
 REMOTE = Mount("data", "memory://bucket")
-
-
-@pytest.fixture
-def objects() -> Iterator[Any]:
-    """fsspec's memory file system, empty before and after."""
-    fs = pytest.importorskip("fsspec").filesystem("memory")
-    fs.store.clear()
-    yield fs
-    fs.store.clear()
 
 
 def node(mount: Mount, cache: Path | None, **options: Any) -> ClusterResolver:
@@ -162,8 +152,8 @@ def test_a_resolver_follows_from_the_config(tmp_path: Path, root: Path) -> None:
         }
     )
     a = ClusterResolver.from_config(cluster, "a", proven={})
-    b = ClusterResolver.from_config(cluster, "b", proven={}, worker="trainer1")
+    b = ClusterResolver.from_config(cluster, "b", proven={})
     assert (a.node, a._stage) == ("a", None)
-    assert b.node == "trainer1"
+    assert b.node == "b"
     assert b._stage is not None
     assert b._stage._objects == str(tmp_path / "cache" / "objects")

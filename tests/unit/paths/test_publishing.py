@@ -23,10 +23,10 @@ from mmrpc.errors import (
     PathNotFoundError,
     PathNotWritableError,
 )
-from mmrpc.paths import publish
+from mmrpc.paths import publishing as publishing_module
 from mmrpc.paths.manifest import NAME
 from mmrpc.paths.mounts import Mount
-from mmrpc.paths.publish import publishing, read_manifest
+from mmrpc.paths.publishing import publishing, read_manifest
 from mmrpc.paths.remote import Remote
 
 
@@ -103,7 +103,7 @@ def test_without_renameat2_it_is_the_same(
     def no(source: str, target: str) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(publish.libc, "rename_noreplace", no)
+    monkeypatch.setattr(publishing_module.libc, "rename_noreplace", no)
     test_a_name_is_published_once(mount, root)
 
 
@@ -111,13 +111,13 @@ def test_a_rename_that_was_done_and_reported_as_failed(
     mount: Mount, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS repeats a request whose answer was lost: what counts is where the directory is."""
-    real = publish.libc.rename_noreplace
+    real = publishing_module.libc.rename_noreplace
 
     def lossy(source: str, target: str) -> None:
         real(source, target)
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(publish.libc, "rename_noreplace", lossy)
+    monkeypatch.setattr(publishing_module.libc, "rename_noreplace", lossy)
     with publishing(mount, "v1") as directory:
         Path(directory, "x").write_bytes(b"x")
     assert (root / "v1" / "x").read_bytes() == b"x"
@@ -153,7 +153,7 @@ def test_a_killed_publisher_is_swept_by_the_next(mount: Mount, root: Path) -> No
     code = (
         "import sys, time\n"
         "from mmrpc.paths.mounts import Mount\n"
-        "from mmrpc.paths.publish import publishing\n"
+        "from mmrpc.paths.publishing import publishing\n"
         f"with publishing(Mount('data', {str(root)!r}, 'write'), 'v1') as directory:\n"
         "    open(directory + '/x', 'w').close()\n"
         "    print(flush=True)\n"
