@@ -96,8 +96,6 @@ class Transform:
         """Applies it to a batch."""
         if self.is_batched:
             return dict(self.fn(batch))
-        if not length:
-            return batch
         rows = [self.fn(row) for row in Rows(batch, length)]
         return dict(collate_rows(rows))
 

@@ -9,7 +9,7 @@ import torch
 from mmrpc.core import creation, reference, treedir, upkeep
 from mmrpc.core.standin import Unopened, unpickling_for_rpc
 from mmrpc.core.tensor import MemoryMappedTensor, wrap
-from mmrpc.data.batches import Batch, Row, Rows, Transform, take
+from mmrpc.data.batches import Batch, Rows, Transform, take
 from mmrpc.data.order import Order, Pick, Range, Shuffle, Step
 from mmrpc.data.schema import Schema, rows_of
 from mmrpc.errors import LayoutError
@@ -170,6 +170,7 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
         self._columns = {name: column.as_subclass(torch.Tensor) for name, column in columns.items()}
         self._order = order
         self._transforms = transforms
+        self._is_plain = not order.steps and not transforms
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -186,6 +187,8 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int):
+            if self._is_plain:
+                return {name: column[index] for name, column in self._columns.items()}
             return self._row(index)
         if isinstance(index, str):
             return self.column(index)
@@ -195,11 +198,15 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
             raise LayoutError("a dataset has rows only: index the columns of what it gives")
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
             return self._row(index.__index__())
-        return self._gather(index)[0]
+        return self._transformed(*self._gathered(index))
 
     def __getitems__(self, rows: Sequence[int]) -> Sequence[Any]:
         """The rows of a batch, as a `DataLoader` asks for them; read with one gather."""
-        batch, length = self._gather(rows)
+        batch, length = self._gathered(rows)
+        for done, transform in enumerate(self._transforms):
+            if not transform.is_batched:
+                return [self._apply(row, done) for row in Rows(batch, length)]
+            batch = transform.batch(batch, length)
         return Rows(batch, length)
 
     def __iter__(self) -> Iterator[Any]:
@@ -222,10 +229,12 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
 
     def _row(self, i: int) -> Any:
         at = self._order.row(i)
-        row: Any = Row({name: column[at] for name, column in self._columns.items()})
-        for transform in self._transforms:
+        return self._apply({name: column[at] for name, column in self._columns.items()})
+
+    def _apply(self, row: Any, done: int = 0) -> Any:
+        for transform in self._transforms[done:]:
             row = transform.row(row)
-        return Row(row) if isinstance(row, dict) else row
+        return row
 
     def _slice(self, rows: slice) -> Batch:
         start, stop, step = rows.indices(len(self))
@@ -240,7 +249,7 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
             batch = {name: column[slice(*span)] for name, column in self._columns.items()}
         return self._transformed(batch, length)
 
-    def _gather(self, rows: Any) -> tuple[Batch, int]:
+    def _gathered(self, rows: Any) -> tuple[Batch, int]:
         order = self._order
         index = order.list_of(rows)
         try:
@@ -249,12 +258,14 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
             # Torch checks each number while it gathers. Checking before would take as long as
             # the gather itself; here it is either a negative number, or our own error.
             batch = self._taken(order.place(order.check(index)))
-        return self._transformed(batch, len(index)), len(index)
+        return batch, len(index)
 
     def _taken(self, index: torch.Tensor) -> Batch:
         return {name: take(column, index) for name, column in self._columns.items()}
 
     def _transformed(self, batch: Batch, length: int) -> Batch:
+        if not length and not all(transform.is_batched for transform in self._transforms):
+            return {}  # what a function makes of rows is unknown without a row
         for transform in self._transforms:
             batch = transform.batch(batch, length)
         return batch

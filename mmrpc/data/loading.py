@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,8 +58,7 @@ class ShardSampler(Sampler[int]):
         """The rows of this rank in this epoch, as a 1-D int64 tensor."""
         rows = self.rows - self.rows % self.world_size if self.drop_last else self.rows
         if self.shuffle:
-            # One number from two, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
-            generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
+            generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch))
             order = torch.randperm(self.rows, generator=generator)[:rows]
         else:
             order = torch.arange(rows)
@@ -71,6 +71,15 @@ class ShardSampler(Sampler[int]):
         if self.drop_last:
             return self.rows // self.world_size
         return len(range(self.rank, self.rows, self.world_size))
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """One seed from two numbers: a sum would give seed 1 in epoch 0 the order of 0 in 1.
+
+    It has 32 bits, since torch's generator for the CPU looks at no more.
+    """
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 class ResumableLoader:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmrpc.data.batches import Row, Rows
+from mmrpc.data.batches import Rows
 from mmrpc.errors import LayoutError, PathError
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class RemoteDataset(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         from mmrpc import rpc
 
-        got = rpc.rpc_sync(self._owner.owner_name(), _rows, (self._owner, index))
-        return Row(got) if isinstance(index, int) else got
+        return rpc.rpc_sync(self._owner.owner_name(), _rows, (self._owner, index))
 
     def __getitems__(self, rows: Sequence[int]) -> Sequence[Any]:
         """The rows of a batch, with one call."""
