@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import NamedTuple
 
 from mmrpc.core import sweep
 from mmrpc.errors import NoSpaceError
 
 NOTE_SUFFIX = ".json"
+_FORGOTTEN_S = 24 * 3600.0
 
 
 class _Staged(NamedTuple):
@@ -72,16 +74,29 @@ def make_room(
 
 
 def _scan(directory: str) -> tuple[list[_Staged], int]:
-    staged, parts_bytes = [], 0
+    staged: list[_Staged] = []
+    notes: dict[str, float] = {}
+    parts_bytes = 0
     with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
                 if entry.name.startswith("."):
-                    parts_bytes += entry.stat(follow_symlinks=False).st_size
-                elif not entry.name.endswith(NOTE_SUFFIX):
-                    status = entry.stat(follow_symlinks=False)
+                    parts_bytes += status.st_size
+                elif entry.name.endswith(NOTE_SUFFIX):
+                    notes[entry.path.removesuffix(NOTE_SUFFIX)] = status.st_mtime
+                else:
                     staged.append(_Staged(_used_ns(entry.path, status), status.st_size, entry.path))
+    _sweep_notes(notes, {file.path for file in staged})
     return staged, parts_bytes
+
+
+def _sweep_notes(notes: dict[str, float], staged: set[str]) -> None:
+    """Removes notes without a file, but for those whose file is about to get its name."""
+    for path, time_s in notes.items():
+        if path not in staged and time.time() - time_s > _FORGOTTEN_S:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + NOTE_SUFFIX)
 
 
 def _used_ns(path: str, status: os.stat_result) -> int:

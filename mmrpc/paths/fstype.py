@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,8 @@ UNKNOWN = FileSystem("unknown", "unknown", "/", False)
 
 def file_system_of(path: str) -> FileSystem:
     """Says which file system an absolute path is on; may block if that does not answer."""
+    with contextlib.suppress(OSError):
+        os.statvfs(path)  # an automounter mounts it only when it is used
     return find_in(_mountinfo(), os.path.realpath(path))
 
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from mmrpc.conformance import MountConformance
+from mmrpc.core.location import FileIdentity, Mode, MountLocation
+from mmrpc.paths.access import Policy
 from mmrpc.paths.fstype import file_system_of
-from mmrpc.paths.mounts import Mount
+from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.proof import Proof
+from mmrpc.paths.resolver import ClusterResolver
 from tests.distributed.sshd import Sshd, serving
 from tests.needs import needs
 
@@ -104,3 +107,24 @@ class TestSshfs(_Files, MountConformance):
     def make_mount(self, tmp_path: Path) -> Mount:
         assert file_system_of(str(self.mounted)).kind == "fuse.sshfs"
         return Mount("data", str(self.mounted), "write")
+
+
+@needs("sshfs")
+def test_a_file_that_the_network_shows_late(sshd: Sshd, tmp_path: Path) -> None:
+    """A name whose absence is remembered for a while is found before the deadline."""
+    served, mounted = tmp_path / "served", tmp_path / "mounted"
+    served.mkdir()
+    mounted.mkdir()
+    with fuse(sshd, served, mounted, "dcache_timeout=2", "entry_timeout=2", "negative_timeout=2"):
+        assert os.listdir(mounted) == []
+        assert not (mounted / "x").exists()
+        (served / "x").write_bytes(b"12345678")
+        assert not (mounted / "x").exists()
+        resolver = ClusterResolver(
+            MountTable([Mount("data", str(mounted))], node="b"),
+            proven={"data": Proof("data", "nonce")},
+            policy=Policy(visibility_timeout_s=60),
+        )
+        identity = FileIdentity(1, 1, b"h")
+        location = MountLocation("data", "x", "0123456789abcdef", identity, 8)
+        assert resolver.attach(location, Mode.READ, 8).nbytes == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from mmrpc.core.location import FileLocation, MemoryLocation, MountLocation
 from mmrpc.core.resolver import set_resolver
 from mmrpc.errors import (
     FileTooShortError,
+    LayoutError,
     MountTimeoutError,
     NotRegularFileError,
     NotSharedError,
@@ -341,6 +343,16 @@ class TestOtherHost:
         with pytest.raises(OutsideMountsError) as caught:
             ref.open()
         assert (caught.value.node, caught.value.mount) == ("b", "data")
+
+    @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda h: h["why"])
+    def test_hostile_text_in_json_opens_nothing(self, root: Path, hostile: dict[str, str]) -> None:
+        """A reference that came as JSON is refused when it is read or when it is opened."""
+        install(root, NONCE, verify="none")
+        tree = json.loads(moved(tensor_in(root).ref(), path="PLACE").to_json())
+        text = json.dumps(tree).replace('"PLACE"', json.dumps(hostile["path"]))
+        assert text != json.dumps(tree)
+        with pytest.raises((OutsideMountsError, LayoutError)):
+            TensorRef.from_json(text).open()
 
     @pytest.mark.parametrize("host", [ELSEWHERE, None], ids=["other host", "same host"])
     def test_hostile_files_are_refused(self, root: Path, host: str | None) -> None:

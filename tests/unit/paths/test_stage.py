@@ -330,6 +330,20 @@ def test_parts_of_the_dead_are_swept(store: Store, stage: Stage) -> None:
     assert not os.path.exists(dead)
 
 
+def test_notes_without_a_file_are_swept(store: Store, stage: Stage) -> None:
+    """What a killed download noted goes in a day; a note that is just being made stays."""
+    store.put("x", b"content")
+    objects = Path(path_of(stage, "x")).parent
+    for name in ("old.json", "new.json"):
+        (objects / name).write_text("{}")
+    os.utime(objects / "old.json", (1, 1))
+    store.put("y", b"another")
+    path_of(stage, "y")
+    assert not (objects / "old.json").exists()
+    assert (objects / "new.json").exists()
+    assert len(os.listdir(objects)) == 5
+
+
 def test_two_services_with_one_bucket_and_key_are_told_apart(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
