@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from mmrpc.config.cluster import ClusterConfig
 
+_MOST_NAMES = 12
+
 Problem = tuple[tuple[str, ...], str]
 """The key that it is about, and what is wrong with it."""
 
@@ -30,10 +32,19 @@ def find_problems(cluster: ClusterConfig) -> list[Problem]:
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     """Says that a name is not one of the valid ones, and which was probably meant."""
     names = list(valid)
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    known = ", ".join(names) if names else "none"
-    return f"there is no {kind} {name!r} (known: {known}){meant}"
+    return f"there is no {kind} {name!r} (known: {listed(names)}){nearest(name, names)}"
+
+
+def nearest(name: str, valid: list[str]) -> str:
+    """Asks whether the valid name that is most like another one was meant, if one is."""
+    near = difflib.get_close_matches(name, valid, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def listed(names: list[str]) -> str:
+    """Lists names for an error, and not a thousand of them."""
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > _MOST_NAMES else shown
 
 
 def _check_names(cluster: ClusterConfig) -> Iterator[Problem]:

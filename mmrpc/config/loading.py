@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from mmrpc.config.cluster import ClusterConfig
+from mmrpc.config.crosscheck import nearest
 from mmrpc.config.origin import Origin, Place
 from mmrpc.config.overrides import apply_sets
-from mmrpc.config.sources import parse_text
+from mmrpc.config.sources import ORIGIN, parse_text
 from mmrpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mmrpc.config.origin import Key
     from mmrpc.config.sources import Places, Tree
 
-_ORIGIN = "$origin"
 _KINDS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
 
@@ -84,12 +83,12 @@ def dump_config(cluster: ClusterConfig) -> dict[str, Any]:
         for key, place in origin.places.items()
     ]
     tree: dict[str, Any] = cluster.model_dump(mode="json")
-    return {**tree, _ORIGIN: {"file": origin.file, "places": places}} if places else tree
+    return {**tree, ORIGIN: {"file": origin.file, "places": places}} if places else tree
 
 
 def _take_origin(tree: Any, file: str | None) -> Places | None:
     """Removes what `dump_config` noted, and gives it."""
-    noted = tree.pop(_ORIGIN, None) if isinstance(tree, dict) else None
+    noted = tree.pop(ORIGIN, None) if isinstance(tree, dict) else None
     if noted is None:
         return None
     try:
@@ -98,7 +97,7 @@ def _take_origin(tree: Any, file: str | None) -> Places | None:
             for dotted, file, line, column in noted["places"]
         }
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ConfigError("this was not written by mmrpc", file=file, key=_ORIGIN) from None
+        raise ConfigError("this was not written by mmrpc", file=file, key=ORIGIN) from None
 
 
 def _copy(node: Any) -> Any:
@@ -155,9 +154,7 @@ def _order(place: Place | None) -> tuple[int, int]:
 def _describe(kind: str, message: str, key: Key) -> str:
     if kind == "extra_forbidden":
         valid = _valid_keys(key[:-1])
-        near = difflib.get_close_matches(key[-1], valid, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        return f"unknown key {key[-1]!r} (valid: {', '.join(valid)}){meant}"
+        return f"unknown key {key[-1]!r} (valid: {', '.join(valid)}){nearest(key[-1], valid)}"
     if kind == "missing":
         return "this is required"
     if kind in ("model_type", "model_attributes_type", "mapping_type", "dict_type"):

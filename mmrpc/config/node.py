@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from mmrpc.config.crosscheck import unknown
+from mmrpc.config.crosscheck import listed, unknown
 from mmrpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ def _from_host(cluster: ClusterConfig) -> str:
         return matches[0]
     if matches:
         raise ConfigError(
-            f"this host could be any of the nodes {', '.join(matches)}", key="nodes", hint=_HOW
+            f"this host could be any of the nodes {listed(matches)}", key="nodes", hint=_HOW
         )
-    hosts = ", ".join(f"{name} ({config.host})" for name, config in cluster.nodes.items())
+    hosts = listed([f"{name} ({config.host})" for name, config in cluster.nodes.items()])
     raise ConfigError(
         f"this host, {socket.gethostname()!r}, is none of the nodes {hosts}", key="nodes", hint=_HOW
     )

@@ -13,6 +13,9 @@ from mmrpc.errors import ConfigError
 Tree = dict[str, Any]
 Places = dict[Key, Place]
 
+ORIGIN = "$origin"
+"""Key under which a resolved config notes where its values came from."""
+
 _MAX_DEPTH = 32
 _TOML_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
 _TOML_KEY = rf"{_TOML_PART}(?:\s*\.\s*{_TOML_PART})*"
@@ -163,6 +166,8 @@ def _parse_json(text: str, file: str) -> tuple[Any, Places]:
         # JSON is YAML, whose reader knows the line; it may not read all of it.
         _parse_yaml(text.replace("\t", " "), file)
         raise ConfigError(f"the key {error.name!r} is given twice", file=file) from None
+    if isinstance(tree, dict) and ORIGIN in tree:
+        return tree, {}  # it brings the places of the file that a person wrote
     try:
         _, places = _parse_yaml(text.replace("\t", " "), file)
     except ConfigError:

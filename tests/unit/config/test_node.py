@@ -82,3 +82,11 @@ def test_no_host_is_an_error():
     """If no node is on this host, the error names them all."""
     with pytest.raises(ConfigError, match=rf"none of the nodes a \({FAR}\)"):
         resolve_node(cluster(a=FAR), None, {})
+
+
+def test_a_large_cluster_is_not_listed_whole():
+    """An error of a thousand nodes stays readable."""
+    large = cluster(**{f"n{i}": f"203.0.113.{i}" for i in range(200)})
+    with pytest.raises(ConfigError, match=r"n11, \.\.\. \(200 in all\)") as caught:
+        resolve_node(large, "m", {})
+    assert len(str(caught.value)) < 200
