@@ -43,7 +43,7 @@ class Arena:
         self.table = table or Table.parse(byte_view(data))
         flat = data.detach()
         self.tensors = {
-            name: flat[at.offset_bytes : at.end_bytes].view(at.dtype).view(at.shape)
+            name: flat[at.offset_bytes :][: at.span_bytes].view(at.dtype).view(at.shape)
             for name, at in self.table.layouts.items()
         }
 

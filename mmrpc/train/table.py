@@ -139,7 +139,8 @@ class Table:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LayoutError(f"its header cannot be read: {error}") from None
-        nbytes = max((layout.end_bytes for layout in layouts.values()), default=start)
+        ends = (layout.offset_bytes + layout.span_bytes for layout in layouts.values())
+        nbytes = max(ends, default=start)
         if nbytes != len(data):
             raise LayoutError(f"it has {len(data):,} bytes, and its header tells of {nbytes:,}")
         return cls(layouts, metadata, header, nbytes)
