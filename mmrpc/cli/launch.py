@@ -79,9 +79,11 @@ def _rehearse(cluster: ClusterConfig, arguments: list[str]) -> None:
         typer.echo(f"\nchecks: failed\n{causes.screen(error)}")
         raise typer.Exit(error.exit_code or 1) from None
     unseen = [node for node in launcher.run.nodes() if node not in launcher.reached]
-    typer.echo(f"\nchecks: passed on {', '.join(launcher.reached)}")
+    typer.echo("\nchecks: passed")
+    for node, ready in launcher.reached.items():
+        typer.echo(f"  {node}: {ready.hostname}, {ready.python}")
     if unseen:
-        typer.echo(f"not checked, since their agents are started by hand: {', '.join(unseen)}")
+        typer.echo(f"  not seen, since their agents are started by hand: {', '.join(unseen)}")
 
 
 def _batch(

@@ -176,7 +176,7 @@ class Agent:
                 problems.append(preflight.Problem(reason, f"Set nodes.{node}.log_dir."))
             self._guard = Guard(setup.run_id, node)
         told = [list(problem) for problem in problems]
-        self._send(messages.Ready(os.getpid(), socket.gethostname(), sys.executable, told))
+        self._send(messages.Ready(socket.gethostname(), sys.executable, told))
 
     def _listen(self) -> None:
         from torch._C._distributed_c10d import TCPStore

@@ -70,10 +70,14 @@ class Channel:
             self._to_agent.write(messages.encode(command))
             self._to_agent.flush()
 
-    def close(self, timeout_s: float) -> bool:
-        """Ends the agent, by force if that takes too long; gives whether it did by itself."""
+    def hang_up(self) -> None:
+        """Tells the agent to end, by ending what it reads."""
         with contextlib.suppress(OSError):
             self._to_agent.close()
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the agent, by force if that takes too long; gives whether it did by itself."""
+        self.hang_up()
         self._reader.join(timeout_s)
         ended = not self._reader.is_alive()
         if not ended:
@@ -164,12 +168,16 @@ class SocketChannel(Channel):
         super().__init__(node, events, connection.makefile("wb"), from_agent)
         self._reader.start()
 
-    def close(self, timeout_s: float) -> bool:
-        """See `Channel.close`."""
+    def hang_up(self) -> None:
+        """See `Channel.hang_up`."""
         import socket
 
+        super().hang_up()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self, timeout_s: float) -> bool:
+        """See `Channel.close`."""
         ended = super().close(timeout_s)
         self._connection.close()
         return ended

@@ -7,6 +7,7 @@ first thing that goes wrong decides the outcome; what follows from it is only cl
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import signal
@@ -81,11 +82,12 @@ class Launcher:
         self._port = 0
         self._started: set[str] = set()
         self._document: dict[str, Any] = {}
+        self._is_stale = False
 
     @property
-    def reached(self) -> list[str]:
-        """Nodes whose agents have reported."""
-        return [node for node in self.run.nodes() if node in self._ready]
+    def reached(self) -> dict[str, messages.Ready]:
+        """Nodes whose agents have reported, and what they are."""
+        return {node: self._ready[node] for node in self.run.nodes() if node in self._ready}
 
     def launch(self) -> None:
         """Runs the job to its end.
@@ -95,13 +97,14 @@ class Launcher:
         """
         if not self._workers:
             raise LaunchError("no role has a worker", hint="Give the config some roles.")
-        if not self._check_only:
-            self._open_directory()
         with _signals_to(self._events):
             outcome: LaunchError | None = LaunchError("the launcher failed", exit_code=1)
             try:
+                if not self._check_only:
+                    self._open_directory()
                 self._start_agents()
-                self._run_attempts()
+                if not self._check_only:
+                    self._run_attempts()
                 outcome = None
             except _Interrupted as interrupt:
                 outcome = causes.interrupted(interrupt.number)
@@ -123,13 +126,7 @@ class Launcher:
                 os.mkdir(directory)
                 break
             except FileExistsError:
-                self.run = Run(
-                    self.run.cluster,
-                    self.run.run_id,
-                    f"{name}-{number + 1}",
-                    self.run.arguments,
-                    self.run.cwd,
-                )
+                self.run = dataclasses.replace(self.run, name=f"{name}-{number + 1}")
             except OSError as error:
                 raise LaunchError(
                     f"cannot make the log directory {directory!r}: {error.strerror}",
@@ -191,8 +188,6 @@ class Launcher:
         return others
 
     def _run_attempts(self) -> None:
-        if self._check_only:
-            return
         restarts = self.run.cluster.launch.max_restarts
         for attempt in range(restarts + 1):
             try:
@@ -203,7 +198,8 @@ class Launcher:
                 if error.worker is None or attempt == restarts:
                     raise
                 self._console.say(causes.screen(error))
-                self._stop_gang()
+                if (interrupt := self._stop_gang()) is not None:
+                    raise interrupt from None
                 if self._ended:
                     raise
                 self._console.say(f"restarting all workers: {attempt + 1} of {restarts}")
@@ -217,8 +213,7 @@ class Launcher:
         if not self._pump(lambda: self._port > 0, timeout_s):
             raise causes.absent([master], timeout_s)
         start = messages.Start(attempt, cluster.nodes[master].host, self._port)
-        for channel in self._channels.values():
-            channel.send(start)
+        self._tell_all(start)
         if not self._pump(lambda: self._started >= self._channels.keys(), timeout_s):
             raise causes.absent(sorted(self._channels.keys() - self._started), timeout_s)
         self._publish("running")
@@ -234,6 +229,8 @@ class Launcher:
             with contextlib.suppress(queue.Empty):
                 node, event = self._events.get(timeout=left_s)
                 self._take(node, event)
+            if self._is_stale and self._events.empty():
+                self._publish(self._document["state"])
         return True
 
     def _take(self, node: str, event: Any) -> None:
@@ -246,7 +243,7 @@ class Launcher:
                 self._console.line(node, event.text, "stderr")
             case messages.Status():
                 self._document["nodes"][node] = event.document
-                self._publish(self._document["state"])
+                self._is_stale = True  # written once for all that come together
             case join.Joined():
                 channel = SocketChannel(node, self._events, event.connection, event.from_agent)
                 self._set_up(node, channel)
@@ -270,33 +267,41 @@ class Launcher:
                 self._ended.add(node)
                 raise causes.agent_ended(node, event, self.run.cluster, node in self._ready)
 
-    def _stop_gang(self) -> None:
-        """Has every agent end its workers; what goes wrong now follows from what went before."""
+    def _stop_gang(self) -> _Interrupted | BrokenPipeError | None:
+        """Has every agent end its workers; gives what interrupted that, if anything did.
+
+        Whatever else goes wrong now follows from what went before.
+        """
+        interrupt: _Interrupted | BrokenPipeError | None = None
         grace_s = self.run.cluster.launch.grace_s
-        for channel in self._channels.values():
-            channel.send(messages.Stop(grace_s))
+        self._tell_all(messages.Stop(grace_s))
         deadline = time.monotonic() + grace_s + _CLOSE_S
-        while not (self._stopped | self._ended) >= self._channels.keys():
+        while True:
             try:
-                if not self._pump(
-                    lambda: (self._stopped | self._ended) >= self._channels.keys(),
-                    deadline - time.monotonic(),
-                ):
-                    return
-            except (_Interrupted, BrokenPipeError):
-                for channel in self._channels.values():
-                    channel.send(messages.Kill())
+                # An agent that has not even reported has no workers, and may hang anywhere.
+                self._pump(
+                    lambda: (self._stopped | self._ended) >= self._ready.keys(),
+                    max(0.0, deadline - time.monotonic()),
+                )
+                return interrupt
+            except (_Interrupted, BrokenPipeError) as error:
+                interrupt = error
+                self._tell_all(messages.Kill())
             except LaunchError:
                 continue
+
+    def _tell_all(self, command: messages.Command) -> None:
+        for channel in self._channels.values():
+            channel.send(command)
 
     def _finish(self, error: LaunchError | None) -> None:
         """Ends all agents, and says how it went in the status."""
         if self._listener is not None:
             self._listener.close()
-        if self._ready:
-            self._stop_gang()
+        self._stop_gang()
+        for channel in self._channels.values():
+            channel.hang_up()
         for node, channel in self._channels.items():
-            # One that has not even reported may hang anywhere.
             if not channel.close(_CLOSE_S if node in self._ready else 1.0) and node in self._ready:
                 self._console.say(f"the agent on {node} did not end and was killed")
         while True:
@@ -313,6 +318,7 @@ class Launcher:
     def _publish(self, state: str) -> None:
         self._document["state"] = state
         self._document["updated_s"] = time.time()
+        self._is_stale = False
         # A full disk must not end the job.
         with contextlib.suppress(OSError):
             status.write_atomically(

@@ -82,7 +82,6 @@ class Hello:
 class Ready:
     """From the agent: what it is, and each problem that it found: reason and hint."""
 
-    pid: int
     hostname: str
     python: str
     problems: list[list[str]]

@@ -327,7 +327,8 @@ def test_dry_run_prints_what_would_run_and_starts_nothing(tmp_path: Path) -> Non
         assert "COLOUR=blue" in launch.text
         assert "hush" not in launch.text
         assert f"cwd: {tmp_path}" in launch.text
-        assert "checks: passed on a" in launch.text
+        assert launch.lines[-2] == "checks: passed"
+        assert launch.lines[-1].endswith(PYTHON)
     assert sorted(os.listdir(tmp_path)) == ["cluster.json", "job.py"]
 
 
@@ -337,3 +338,30 @@ def test_two_launches_in_one_second_keep_apart(tmp_path: Path) -> None:
     with launching(tmp_path, config) as one, launching(tmp_path, config) as two:
         assert (one.code(), two.code()) == (0, 0)
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_ctrl_c_while_a_failed_gang_is_stopped_is_no_restart(tmp_path: Path) -> None:
+    """The signal wins over max_restarts, and over the grace."""
+    config = one_role("job:stubborn", 1, launch={"max_restarts": 5, "grace_s": 600})
+    config["roles"]["failing"] = {"target": "job:wait_for_file", "workers": {"a": 1}}
+    with launching(tmp_path, config) as launch:
+        launch.until("up w0", "up failing0")
+        (tmp_path / "end-failing0").write_text("3")
+        launch.until("worker failing0 failed")
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.code() == 130
+        assert "restarting" not in launch.text
+        assert not members(tmp_path)
+
+
+def test_a_burst_of_lines_comes_through_whole(tmp_path: Path) -> None:
+    """Lines of several workers, long ones too, are neither lost nor mixed."""
+    config = one_role(
+        f'{PYTHON} -c \'import os\nfor i in range(5000): print(os.environ["RANK"], i, "x" * 200)\'',
+        3,
+    )
+    with launching(tmp_path, config) as launch:
+        assert launch.code() == 0
+        for rank in range(3):
+            said = [line for line in launch.lines if line.startswith(f"w{rank} | ")]
+            assert said == [f"w{rank} | {rank} {i} {'x' * 200}" for i in range(5000)]

@@ -16,7 +16,7 @@ EVERY = [
     messages.Stop(1.5),
     messages.Kill(),
     messages.Hello("a", "hash"),
-    messages.Ready(1, "host", "/bin/python", [["reason", "hint"]]),
+    messages.Ready("host", "/bin/python", [["reason", "hint"]]),
     messages.Listening(29500),
     messages.Started({"w0": 12}),
     messages.Exited("w0", -9, 1.25, "/logs/stderr.log", ["a", "b"]),
