@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -117,6 +118,26 @@ def with_error(x: torch.Tensor) -> None:
 def test_shapes_views_and_errors() -> None:
     """Any mix of tensors arrives as it is; a call that fails gives its slots back."""
     run_workers(shapes_and_graphs, 2, env=ENV)
+
+
+def killed_sender(rank: int) -> None:
+    if rank == 1:
+        rpc.rpc_sync("worker0", slots_mapped)
+        rpc.rpc_sync("worker0", slots_mapped)
+        with contextlib.suppress(RuntimeError):
+            rpc.rpc_sync("worker0", keep, (torch.ones(LARGE),), timeout=20)
+        os._exit(3)
+    deadline = time.monotonic() + 60
+    while not _kept or slots_mapped():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert sums_of_kept() == [LARGE]
+    rpc.shutdown(graceful=False)
+
+
+def test_slots_of_a_killed_sender_are_let_go() -> None:
+    """When a sender has died its memory goes, but for the tensors that came from it."""
+    run_workers(killed_sender, 2, env=ENV, may_die=("worker1",), shutdown=False)
 
 
 def killed_receiver(rank: int) -> None:

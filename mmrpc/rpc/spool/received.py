@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _mapped: dict[tuple[int, int, int], Mapping] = {}
 _held: WeakSet[_Hold] = WeakSet()
+_watched: set[int] = set()
 
 
 class _Hold:
@@ -71,6 +73,7 @@ def _map(ticket: Ticket) -> Mapping:
         if mapping is None:
             _forget_ended()
             mapping = _mapped[key] = memory.attach(slot, ticket.layout.end_bytes)
+            _watch(slot.pid)
     return mapping
 
 
@@ -80,6 +83,30 @@ def _forget_ended() -> None:
         pid, started, _ = key
         if Control.from_address(mapping.address).retired or not host.is_alive(pid, started):
             del _mapped[key]
+
+
+def _watch(pid: int) -> None:
+    """Lets go of a sender's slots when it ends, also if nothing is received any more."""
+    if pid in _watched:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:  # it has ended, or the kernel has no such call: the next message cleans up
+        return
+    _watched.add(pid)
+    threading.Thread(
+        target=_forget_after, args=(pid, process), name=f"mmrpc-spool-{pid}", daemon=True
+    ).start()
+
+
+def _forget_after(pid: int, process: int) -> None:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.poll()
+    os.close(process)
+    with _lock:
+        _watched.discard(pid)
+        _forget_ended()
 
 
 def forget() -> None:
@@ -97,6 +124,7 @@ def _before_fork() -> None:
 def _in_child() -> None:
     global _lock
     _lock = threading.Lock()
+    _watched.clear()  # threads are not inherited
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
