@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _IDLE_S = 60.0
 """How long a thread waits for another call before it ends."""
 
+_GRACE_S = 2.0
+"""How long calls may take to end when this worker has left its group."""
+
 
 class CallThreads:
     """Threads that start on demand; an idle one is taken first, and ends after a while."""
@@ -31,6 +35,7 @@ class CallThreads:
         self._waiting: deque[Job] = deque()
         self._idle = 0
         self._stopped = False
+        self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count()
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
@@ -50,20 +55,32 @@ class CallThreads:
             if self._idle >= len(self._waiting):
                 self._changed.notify()
                 return
-        threading.Thread(
-            target=self._run, name=f"mmrpc-call-{next(self._numbers)}", daemon=True
-        ).start()
+            name = f"mmrpc-call-{next(self._numbers)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
-    def stop(self) -> None:
-        """Lets idle threads end, and others when their call does; nothing is waited for."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Lets idle threads end, and others when their call does.
+
+        Args:
+            wait_s: Seconds to wait for them at most. Calls that wait for other workers end when
+                the agent has; a thread that Python's end meets inside torch aborts the process.
+        """
         with self._changed:
             self._stopped = True
             self._waiting.clear()
             self._changed.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        deadline_s = time.monotonic() + wait_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         while self._run_next():
             pass
+        with self._changed:
+            self._threads.discard(threading.current_thread())
 
     def _run_next(self) -> bool:
         # An idle thread must hold nothing of its last call: that would keep mappings alive, and
@@ -93,5 +110,5 @@ def submit(fn: Callable[..., None], *args: Any) -> None:
 def restart() -> None:
     """Ends the threads of a group that this process left, and has new ones for the next."""
     global _threads
-    _threads.stop()
+    _threads.stop(_GRACE_S)
     _threads = CallThreads()
