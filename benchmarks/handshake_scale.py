@@ -110,7 +110,8 @@ def make_cluster(nodes: int, directories: tuple[str, str]) -> ClusterConfig:
             "mounts": {"params": {"access": "write"}, "data": {"access": "read"}},
             "roles": {"trainer": {"target": "train:train",
                                   "workers": {f"node{i:04}": 1 for i in range(nodes)}}},
-            "rpc": {"handshake_timeout_s": 300},
+            # All nodes share one interpreter here, so that each answers late.
+            "rpc": {"handshake_timeout_s": 300, "mount_timeout_s": 120},
         }
     )  # fmt: skip
 
