@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 
-from mmrpc.core import files, host
+from mmrpc.core import files, host, sweep
 from mmrpc.errors import PathExistsError
 
 
@@ -21,16 +21,15 @@ def claim(path: str, what: str) -> None:
         PathExistsError: If a living process, or one on another host, has it.
     """
     mine = {"host": host.memory_host_id(), "pid": os.getpid(), "started": host.own_start_time()}
+    text = json.dumps(mine).encode()
     for _ in range(2):
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
+            with files.new_file(path) as file:
+                files.write(file.fd, [memoryview(text)], len(text), path)
+                file.publish()
+        except PathExistsError:
             _drop_if_dead(path, what)
-        except OSError as error:
-            raise files.path_error(error, path, writing=True) from None
         else:
-            with os.fdopen(fd, "w") as file:
-                json.dump(mine, file)
             return
     raise PathExistsError(f"{what} was taken by another process just now", path=path)
 
@@ -42,21 +41,20 @@ def release(path: str) -> None:
 
 
 def _drop_if_dead(path: str, what: str) -> None:
-    try:
-        with open(path) as file:
-            owner = json.load(file)
-        pid, started = int(owner["pid"]), int(owner["started"])
-        where = owner["host"]
-    except FileNotFoundError:
+    text = _read(path)
+    if text is None:
         return
-    except (OSError, ValueError, KeyError, TypeError):
+    try:
+        owner = json.loads(text)
+        where, pid, started = str(owner["host"]), int(owner["pid"]), int(owner["started"])
+    except (ValueError, KeyError, TypeError):
         raise PathExistsError(
             f"{what} is taken, and its claim is malformed",
             path=path,
             hint="Remove the file if nobody is writing.",
         ) from None
     if where == host.memory_host_id() and not host.is_alive(pid, started):
-        release(path)
+        _take_away(path, text)
         return
     here = "" if where == host.memory_host_id() else " on another host"
     raise PathExistsError(
@@ -64,3 +62,24 @@ def _drop_if_dead(path: str, what: str) -> None:
         path=path,
         hint="Wait for it, or remove the file if that process has died.",
     )
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return None
+
+
+def _take_away(path: str, text: bytes) -> None:
+    """Removes a dead claim, but not one that another process put in its place meanwhile."""
+    aside = sweep.part_name(path)
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    if _read(aside) != text:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    release(aside)

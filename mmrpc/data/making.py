@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-import mmrpc
+from mmrpc.core import formats
 from mmrpc.data.schema import rows_of
 from mmrpc.data.writer import DatasetWriter
 from mmrpc.errors import LayoutError
@@ -53,7 +53,7 @@ def columns_of(files: Filename | Mapping[str, Filename]) -> dict[str, torch.Tens
         LayoutError: If a file has no such tensor, or several.
     """
     if not isinstance(files, Mapping):
-        found = mmrpc.open(files)
+        found = formats.open(files)
         if not isinstance(found, dict):
             raise LayoutError(
                 f"{str(files)!r} has one tensor without a name",
@@ -64,7 +64,7 @@ def columns_of(files: Filename | Mapping[str, Filename]) -> dict[str, torch.Tens
 
 
 def _column_of(name: str, path: Filename) -> torch.Tensor:
-    found = mmrpc.open(path)
+    found = formats.open(path)
     if isinstance(found, dict):
         found = found.get(name)
     if not isinstance(found, torch.Tensor):

@@ -135,6 +135,7 @@ class RangeWriter:
         self._claim = os.path.join(self._state, f"{self._range}.claim")
         self._refuse_overlap(start, stop)
         claims.claim(self._claim, f"the range {self._range}")
+        self._pid = os.getpid()
         self._files: dict[str, ColumnFile] = {}
         try:
             # Again: two who looked at once see each other now.
@@ -212,7 +213,8 @@ class RangeWriter:
             self._end()
 
     def __del__(self) -> None:
-        if getattr(self, "_files", None):
+        # A forked child has a copy of the writer, but not its claim.
+        if getattr(self, "_files", None) and self._pid == os.getpid():
             self._end()
 
 

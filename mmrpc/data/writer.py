@@ -67,6 +67,7 @@ class DatasetWriter:
         self._schema: Schema | None = None
         self._rows = 0
         self._is_open = True
+        self._pid = os.getpid()
         try:
             claims.claim(self._claim, "the dataset")
         except BaseException:
@@ -237,8 +238,9 @@ class DatasetWriter:
             self.abort()
 
     def __del__(self) -> None:
-        # Not closed: the files go, and what was not committed is nobody's.
-        if getattr(self, "_is_open", False):
+        # Not closed: the files go, and what was not committed is nobody's. A forked child has a
+        # copy of the writer, but not its claim.
+        if getattr(self, "_is_open", False) and getattr(self, "_pid", 0) == os.getpid():
             self._end()
 
 
