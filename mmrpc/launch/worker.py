@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_NO_NEWS = "ignore:You are using a Backend:UserWarning"
 
 
 def main() -> None:
@@ -30,6 +31,10 @@ def _become(parent: int, command: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the signal was set
         os.kill(os.getpid(), signal.SIGKILL)
+    # torch's own, at each of its init_rpc calls, and nothing that a job could change. What the
+    # user has set comes after it, and so wins.
+    user = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join([_NO_NEWS, *([user] if user else [])])
     # The agent's channel is not ours to read.
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)

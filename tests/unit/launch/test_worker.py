@@ -70,6 +70,23 @@ def test_a_command_takes_the_shims_place(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (5, "")
 
 
+def test_one_warning_of_torch_is_no_news(tmp_path: Path) -> None:
+    """It is left out; others are shown, and what the user has set holds."""
+    program = (
+        "import warnings\n"
+        "warnings.warn('You are using a Backend <x> as a ProcessGroup')\n"
+        "warnings.warn('mind the gap')"
+    )
+    command = ["--exec", str(os.getpid()), sys.executable, "-c", program]
+    assert "Backend" not in _run(tmp_path, *command).stderr
+    assert "mind the gap" in _run(tmp_path, *command).stderr
+    environment = {**os.environ, "PYTHONWARNINGS": "always"}
+    done = subprocess.run(
+        [*SHIM, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "Backend" in done.stderr
+
+
 @pytest.mark.parametrize(("command", "code"), [("./nope", 127), ("./plain", 126)])
 def test_a_command_that_cannot_run_has_the_shells_code(
     tmp_path: Path, command: str, code: int
