@@ -190,7 +190,15 @@ class Remote:
         """Counts the entries of the mount's root, to see that it answers."""
         with self._typed(self.mount.root):
             self._fs.invalidate_cache(self._base)
-            return len(self._fs.ls(self._base, detail=False))
+            try:
+                return len(self._fs.ls(self._base, detail=False))
+            except FileNotFoundError:
+                bucket, slash, _ = self._base.partition("/")
+                if not (slash and bucket and self._is_put_atomic):
+                    raise
+            # A prefix is there when the first object is; what must be there is the bucket.
+            self._fs.ls(bucket, detail=False)
+            return 0
 
     @property
     def _about(self) -> dict[str, str | None]:

@@ -88,7 +88,12 @@ def run(
         "master": {"port": free_port()},
         "mounts": mounts,
         "nodes": {n: {"mounts": host.mounts, **host.settings} for n, host in hosts.items()},
-        "rpc": {"timeout_s": 60, "handshake_timeout_s": 60, **(rpc or {})},
+        "rpc": {
+            "timeout_s": 60,
+            "handshake_timeout_s": 80,
+            "mount_timeout_s": 40,
+            **(rpc or {}),
+        },
         "launch": {"via": "manual"},
     }
     (directory / "cluster.json").write_text(json.dumps(config))

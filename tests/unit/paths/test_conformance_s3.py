@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,35 +11,38 @@ import pytest
 
 from mmrpc.conformance import MountConformance
 from mmrpc.paths.mounts import Mount
-
-BUCKET = "test-bucket"
+from mmrpc.paths.probing import probe
+from tests.distributed.s3server import BUCKET, SECRET, serving
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    """A client of an S3 server of our own, which child processes find by the environment."""
-    boto3 = pytest.importorskip("boto3")
-    s3fs = pytest.importorskip("s3fs")
-    server_class = pytest.importorskip("moto.server").ThreadedMotoServer
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = server_class(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "user-of-test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-key-of-test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        # fsspec keeps one client per process, and another test's had another server.
-        s3fs.S3FileSystem.clear_instance_cache()
-        client = boto3.client("s3")
-        client.create_bucket(Bucket=BUCKET)
-        try:
-            yield client
-        finally:
-            client.close()
-            server.stop()
-            s3fs.S3FileSystem.clear_instance_cache()
+    """A client of a server of our own."""
+    with serving() as client:
+        yield client
+
+
+def test_an_empty_prefix_is_a_mount_and_a_missing_bucket_is_none(s3: Any) -> None:
+    """A prefix appears with its first object, so it cannot be missing; a bucket can."""
+    good = probe(Mount("data", f"s3://{BUCKET}/nothing/yet", "write"))
+    assert (good.error, good.readable, good.writable) == (None, True, True)
+    assert good.implementation.startswith("s3fs.core.S3FileSystem ")
+    assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET, Prefix="nothing/")
+    for root in ("s3://missing-bucket/x", "s3://missing-bucket"):
+        assert probe(Mount("data", root)).error == "PathNotFoundError"
+
+
+def test_no_secret_is_told(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither reports nor errors of a server that refuses the key hold it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    client = pytest.importorskip("s3fs").S3FileSystem
+    client.clear_instance_cache()
+    report = probe(Mount("data", f"s3://{BUCKET}/x"))
+    client.clear_instance_cache()
+    assert not report.is_good
+    told = f"{report} {report.problem()} {report.problem()!r}"
+    assert SECRET not in told
+    assert "user-of-test" not in told
 
 
 class TestS3(MountConformance):
