@@ -86,6 +86,18 @@ class Peer:
         self.close()
 
 
+def as_both_users(body: Callable[[str], None]) -> Callable[[Peer, str], None]:
+    """Makes a test of a body that takes a directory: it runs as root, and as an ordinary user."""
+
+    def test(user: Peer, shared_dir: str) -> None:
+        user.call(test, shared_dir)
+
+    test.__name__, test.__qualname__ = body.__name__, body.__qualname__
+    test.__doc__, test.__module__ = body.__doc__, body.__module__
+    test.body = body
+    return test
+
+
 def _function(module: str, name: str) -> Callable[..., Any]:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -103,7 +115,7 @@ def _run(request: bytes) -> tuple[bool, Any]:
     return True, value
 
 
-def _become(user: int) -> None:
+def become(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -119,7 +131,7 @@ def _serve(
     if nofile is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
     if user is not None:
-        _become(user)
+        become(user)
     with contextlib.suppress(EOFError):
         while True:
             pipe.send_bytes(pickle.dumps(_run(pipe.recv_bytes())))

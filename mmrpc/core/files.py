@@ -152,13 +152,11 @@ def open_existing(path: str, *, writable: bool = False, node: str | None = None)
     try:
         return os.open(path, _OPEN_FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
     except OSError as error:
-        raise path_error(error, path, node=node, writing=writable and _exists(path)) from None
+        # Who may not even read is told that first.
+        may_read = writable and os.access(path, os.R_OK, effective_ids=True)
+        raise path_error(error, path, node=node, writing=may_read) from None
     except ValueError as error:  # a NUL in the path
         raise PathNotFoundError(str(error), path=path, node=node) from None
-
-
-def _exists(path: str) -> bool:
-    return os.path.lexists(path)
 
 
 class NewFile:
@@ -311,7 +309,7 @@ def reserve(fd: int, nbytes: int, path: str) -> None:
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        raise _no_space(error, nbytes, path) from None
+        raise _no_space(error, nbytes, path, fd) from None
 
 
 def write(fd: int, pieces: Iterable[memoryview], nbytes: int, path: str) -> None:
@@ -342,17 +340,19 @@ def write(fd: int, pieces: Iterable[memoryview], nbytes: int, path: str) -> None
                     offset += written
                     part = part[written:]
     except OSError as error:
-        raise _no_space(error, nbytes, path) from None
+        raise _no_space(error, nbytes, path, fd) from None
 
 
 def _is_tmpfs(fd: int) -> bool:
     return libc.filesystem_type(fd) == _TMPFS_MAGIC
 
 
-def _no_space(error: OSError, nbytes: int, path: str) -> PathError:
+def _no_space(error: OSError, nbytes: int, path: str, fd: int) -> PathError:
     if error.errno not in _NO_SPACE:
         return path_error(error, path, writing=True)
     free = _free_bytes(path)
+    if free is not None:
+        free += os.fstat(fd).st_blocks * 512  # what the unfinished file takes is free in a moment
     have = "" if free is None else f" and {free:,} are free"
     return NoSpaceError(
         f"{nbytes:,} bytes are needed{have}",

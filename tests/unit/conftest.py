@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.needs import needs
 from tests.peers import NOBODY, Peer
 
 # The machine is shared, so nothing is timed; a fixture's file is replaced by each example.
@@ -48,6 +49,14 @@ def peer(_peer_as_we_are: Peer) -> Peer:
 def other_user(_peer_as_nobody: Peer) -> Peer:
     """A process of another, ordinary user; needs root."""
     return _peer_as_nobody
+
+
+@pytest.fixture(params=[pytest.param("root", marks=needs("root")), "ordinary user"])
+def user(request: pytest.FixtureRequest) -> Peer:
+    """A process of root's, and one of an ordinary user's, where the bodies of tests run."""
+    is_other = request.param == "ordinary user" and os.geteuid() == 0
+    peer: Peer = request.getfixturevalue("other_user" if is_other else "peer")
+    return peer
 
 
 @pytest.fixture
