@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from mmrpc.errors import LaunchError
+from mmrpc.errors import ConfigError, LaunchError
 from mmrpc.launch import messages
 
 if TYPE_CHECKING:
@@ -120,12 +120,28 @@ class Listener:
         return None
 
 
+def require_port(cluster: ClusterConfig) -> None:
+    """Refuses a config whose agents could not find the launcher.
+
+    Raises:
+        ConfigError: If the master's port is any free one.
+    """
+    if cluster.master.port == 0:
+        raise ConfigError(
+            "agents that are started by hand cannot know which port 0 has become",
+            key="master.port",
+            hint="Choose one.",
+        )
+
+
 def serve(cluster: ClusterConfig, node: str) -> int:
     """Runs the agent of this node until the launcher ends it; gives the exit code.
 
     Raises:
+        ConfigError: If there is no port at which to look for the launcher.
         LaunchError: If the launcher is not found, or does not take us.
     """
+    require_port(cluster)
     from mmrpc.config import config_hash
     from mmrpc.launch.agent import Agent
 

@@ -180,6 +180,7 @@ class Launcher:
         others = set(self.run.nodes()) - {cluster.master.node}
         if not others or self._check_only:
             return others
+        join.require_port(cluster)
         self._listener = join.Listener(
             cluster.master.port, others, config_hash(cluster), self._events
         )

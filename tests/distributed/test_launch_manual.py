@@ -139,6 +139,20 @@ def test_an_agent_with_another_config_is_refused(tmp_path: Path) -> None:
             assert launch.code() == 0, launch.text
 
 
+def test_a_port_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    """By the launcher and by an agent, before either waits for the other."""
+    on_a, on_b = _directories(tmp_path)
+    config = _config("job:hello")
+    config["master"]["port"] = 0
+    with (
+        launching(on_a, config) as launch,
+        launching(on_b, config, "--node", "b", command="agent") as agent,
+    ):
+        for one in (launch, agent):
+            assert one.code() == 2
+            assert "master.port" in one.text
+
+
 def test_a_stranger_at_the_port_is_no_agent(tmp_path: Path) -> None:
     """Whoever connects and says something else is sent away."""
     on_a, on_b = _directories(tmp_path)
