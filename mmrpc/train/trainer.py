@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mmrpc.train")
 _UNSET: Final = -1.0
+_PATIENCE: Final = 0.8  # of the timeout: the server is to say that it is not there
+_FOREVER_S: Final = 1e6
 
 
 class Trainer:
@@ -86,7 +88,8 @@ class Trainer:
 
     def _join(self, specs: dict[str, Any], by_value: bool) -> Joined:
         join = Join(self._worker, host.host_id(), host.memory_host_id(), specs, by_value)
-        wait_s = rpc.get_rpc_timeout() * 0.8
+        timeout_s = self._timeout_s if self._timeout_s > 0 else rpc.get_rpc_timeout()
+        wait_s = timeout_s * _PATIENCE if timeout_s else _FOREVER_S
         try:
             return self._call("join", join, wait_s=wait_s)  # type: ignore[no-any-return]
         except PathError as error:
