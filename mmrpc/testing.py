@@ -1,6 +1,7 @@
 """Helpers for tests of programs that use mmrpc; importable without pytest.
 
-`run_workers` runs a function in RPC processes on this machine, with a deadline.
+`run_workers` runs a function in RPC processes on this machine, with a deadline;
+`MountConformance` tests a kind of mount.
 """
 
 from __future__ import annotations
@@ -214,3 +215,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def __getattr__(name: str) -> Any:
+    # It brings all of the paths room, which a test of calls does not need.
+    if name == "MountConformance":
+        from mmrpc.conformance import MountConformance
+
+        return MountConformance
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,14 +5,14 @@ The functions here work on the mounts of the cluster that `mmrpc.rpc.init_rpc` j
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import contextlib
 
     from mmrpc.paths.shared import SharedFiles
 
-__all__ = ["local_copy", "publish", "published"]
+__all__ = ["load_tree", "local_copy", "publish", "published"]
 
 
 def local_copy(url: str) -> str:
@@ -32,6 +32,11 @@ def publish(mount: str, path: str) -> contextlib.AbstractContextManager[str]:
 def published(mount: str, path: str) -> dict[str, str]:
     """Gives names and local paths of what was published; see `SharedFiles.published`."""
     return _files().published(mount, path)
+
+
+def load_tree(mount: str, path: str) -> Any:
+    """Maps a tree of tensors that was published; see `SharedFiles.load_tree`."""
+    return _files().load_tree(mount, path)
 
 
 def _files() -> SharedFiles:

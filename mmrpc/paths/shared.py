@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mmrpc.errors import ConfigError, OutsideMountsError, StaleReferenceError
+from mmrpc.errors import ConfigError, LayoutError, OutsideMountsError, StaleReferenceError
 from mmrpc.paths.content import digest_of
 from mmrpc.paths.publishing import publishing, read_manifest
 
@@ -93,6 +93,33 @@ class SharedFiles:
             name: self._verified(found, f"{path}/{name}", entry)
             for name, entry in manifest.files.items()
         }
+
+    def load_tree(self, mount: str, path: str) -> Any:
+        """Maps a tree of tensors that was published as a directory, read-only.
+
+        Args:
+            mount: Name of the mount.
+            path: Path of the directory in it.
+
+        Returns:
+            What `mmrpc.load_tree` gives.
+
+        Raises:
+            LayoutError: If the mount is remote here and the tree has a file for each tensor.
+            PathError: As `published`.
+        """
+        from mmrpc.core import tree
+
+        files = self.published(mount, path)
+        if tree.ARENA in files:
+            return tree.load_arena(files[tree.ARENA], "r")
+        if not self._mount(mount).is_local:
+            raise LayoutError(
+                "the mount is remote here, and the tree has a file for each tensor",
+                node=self._node,
+                hint="Publish it with mmrpc.save_tree(directory, tree, arena=True).",
+            )
+        return tree.load_tree(self._mount(mount).local_path(path), "r")
 
     def _parse(self, url: str) -> tuple[Mount, str]:
         if url.startswith(_SCHEME):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mmrpc.conformance import MountConformance
+from mmrpc.testing import MountConformance
 from mmrpc.paths.mounts import Mount
 
 

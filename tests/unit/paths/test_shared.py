@@ -15,6 +15,7 @@ from mmrpc.core.location import MountLocation
 from mmrpc.core.resolver import set_resolver
 from mmrpc.errors import (
     ConfigError,
+    LayoutError,
     OutsideMountsError,
     PathNotFoundError,
     StaleReferenceError,
@@ -85,9 +86,22 @@ def test_a_tree_is_published_and_loaded(mount: str, objects: Any) -> None:
         mmrpc.save_tree(directory, {"a": torch.ones(3)}, arena=True)
         with pytest.raises(PathNotFoundError, match="nothing complete"):
             paths.published(mount, "v1")
-    files = paths.published(mount, "v1")
-    assert set(files) == {"tree.arena"}
-    assert Path(files["tree.arena"]).stat().st_size > 0
+    assert set(paths.published(mount, "v1")) == {"tree.arena"}
+    tensor = paths.load_tree(mount, "v1")["a"]
+    assert torch.equal(tensor, torch.ones(3))
+    location = tensor.ref().location
+    assert isinstance(location, MountLocation)
+    assert (location.mount, location.path) == (mount, "v1/tree.arena")
+
+
+def test_a_tree_of_many_files_needs_a_directory(objects: Any) -> None:
+    """It loads where the mount is a directory; from a store the error says what to do."""
+    for mount in ("here", "there"):
+        with paths.publish(mount, "v2") as directory:
+            mmrpc.save_tree(directory, {"a": torch.ones(3)})
+    assert torch.equal(paths.load_tree("here", "v2")["a"], torch.ones(3))
+    with pytest.raises(LayoutError, match="arena=True"):
+        paths.load_tree("there", "v2")
 
 
 def test_what_was_changed_after_publishing_is_noticed(root: Path, objects: Any) -> None:
