@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.errors import ConfigError
+from mmrpc.rpc import torchrpc
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
@@ -65,14 +66,17 @@ def prepare(
 
 
 def _options(rpc: RpcConfig) -> RpcBackendOptions:
-    chosen: dict[str, Any] = {}
-    if rpc.transports is not None:
-        chosen["_transports"] = list(rpc.transports)
-    if rpc.channels is not None:
-        chosen["_channels"] = list(rpc.channels)
-    options: RpcBackendOptions = TensorPipeRpcBackendOptions(
-        num_worker_threads=rpc.threads, rpc_timeout=rpc.timeout_s, **chosen
-    )
+    chosen: dict[str, Any] = {"num_worker_threads": rpc.threads, "rpc_timeout": rpc.timeout_s}
+    options: RpcBackendOptions
+    if rpc.transports is None and rpc.channels is None:
+        options = torchrpc.rpc.TensorPipeRpcBackendOptions(**chosen)
+        return options
+    if (rpc.transports, rpc.channels) != (("uv",), ("basic",)):  # our options' own choice
+        for name in ("transports", "channels"):
+            wanted = getattr(rpc, name)
+            if wanted is not None:
+                chosen[f"_{name}"] = list(wanted)
+    options = TensorPipeRpcBackendOptions(**chosen)
     return options
 
 

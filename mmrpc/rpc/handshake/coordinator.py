@@ -86,6 +86,13 @@ class Coordinator:
             case Expired():
                 return self._on_expired()
 
+    def fail(self, reason: str) -> list[tuple[int, ToRank]]:
+        """Ends the handshake for a reason of the coordinator's own."""
+        self._problems.append(
+            Problem(reason=reason, rank=0, hint="Has every node the same version of mmrpc?")
+        )
+        return self._finish()
+
     def _on_hello(self, hello: Hello) -> list[tuple[int, ToRank]]:
         self._problems += self._check_hello(hello)
         self._hellos.setdefault(hello.rank, hello)
@@ -268,7 +275,7 @@ class Coordinator:
 
     def _finish(self) -> list[tuple[int, ToRank]]:
         problems = self._problems
-        warnings = tuple(judge.warnings(self._hellos.values()))
+        warnings = tuple(judge.warnings(self._hellos.values(), self._cluster))
         first = self._hellos.get(0)
         self.verdict = Verdict(
             problems=tuple(problems[:MOST_PROBLEMS]),

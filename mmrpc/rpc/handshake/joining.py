@@ -285,7 +285,7 @@ class Coordination:
         self._thread.join()
         self._timer.cancel()
         self._timer.join()
-        if self._error is not None:
+        if isinstance(self._error, DistError):
             raise self._error
 
     def _run(self) -> None:
@@ -295,6 +295,12 @@ class Coordination:
                     self._board.tell(rank, message)
         except Exception as error:
             self._error = error
+            # Whoever waits shall hear of it now, and not at the deadline.
+            first_line = str(error).partition("\n")[0]
+            reason = f"the coordinator failed ({type(error).__name__}: {first_line})"
+            with contextlib.suppress(DistError):
+                for rank, message in self._coordinator.fail(reason):
+                    self._board.tell(rank, message)
 
     def _expire(self) -> None:
         with contextlib.suppress(DistError, HandshakeError):  # the store is gone with who waited

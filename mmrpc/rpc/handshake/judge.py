@@ -109,8 +109,18 @@ def compare(name: str, proof: Proof, marks: Iterable[FileMark]) -> Proven:
     )
 
 
-def warnings(hellos: Iterable[Hello]) -> Iterator[str]:
-    """Tells of what works, and may yet surprise: unlike versions."""
+def warnings(hellos: Iterable[Hello], cluster: ClusterConfig) -> Iterator[str]:
+    """Tells of what works, and may yet surprise: unlike versions, and nowhere to put copies."""
+    hellos = list(hellos)
+    for node in dict.fromkeys(hello.node for hello in hellos):
+        config = cluster.nodes.get(node)
+        if config is not None and config.cache_dir is None:
+            remote = [name for name, root in config.mounts.items() if "://" in root]
+            if remote:
+                yield (
+                    f"{node} can open nothing in {', '.join(remote)}: a remote file is copied "
+                    f"first, and nodes.{node}.cache_dir is not set"
+                )
     versions: dict[str, dict[str, list[int]]] = {"torch": {}, "Python": {}}
     for hello in hellos:
         python = hello.python.rpartition(".")[0]

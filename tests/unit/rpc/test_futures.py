@@ -44,6 +44,19 @@ def test_an_exception_is_raised_as_it_was_set(read: str) -> None:
         assert caught.value.key == "k"
 
 
+class MutedError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_exception_without_a_text_completes_the_future() -> None:
+    """Nobody is left waiting because an error cannot be told."""
+    future = new_future()
+    future.set_exception(MutedError())
+    with pytest.raises(MutedError):
+        future.wait()
+
+
 def test_then_gives_what_the_callback_returns() -> None:
     """Chained, before and after the future is done."""
     first = new_future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -305,6 +306,44 @@ def test_unlike_versions_are_told(shared):
 
     [problem] = meet(cluster({"a": shared}), ["a", "a"], change=other_mmrpc).verdict.problems
     assert "it has mmrpc 9, and rank 0 has" in problem.reason
+
+
+def test_what_cannot_be_read_ends_it(shared):
+    """A message of a version that says too little ends the handshake at once, for all."""
+
+    class Garbled:
+        rank = 1
+
+        def model_dump_json(self):
+            return '{"kind": "hello", "rank": 1}'
+
+    def change(hello):
+        return Garbled() if hello.rank == 1 else hello
+
+    outcome = meet(cluster({"a": shared}), ["a", "a", "a"], change=change)
+    [problem] = outcome.verdict.problems
+    assert "the coordinator failed (ValidationError" in problem.reason
+    assert "same version of mmrpc" in problem.hint
+
+
+def test_a_version_that_says_more_is_told_that_it_is_another(shared):
+    """A message with unknown fields is read, so that the version can be told."""
+
+    class Newer:
+        rank = 1
+
+        def __init__(self, hello):
+            self.hello = hello
+
+        def model_dump_json(self):
+            return json.dumps({**self.hello.model_dump(), "mmrpc": "99", "new": 1})
+
+    outcome = meet(
+        cluster({"a": shared}),
+        ["a", "a"],
+        change=lambda hello: Newer(hello) if hello.rank else hello,
+    )
+    assert "it has mmrpc 99" in outcome.verdict.problems[0].reason
 
 
 def test_nothing_to_prove_is_fine():

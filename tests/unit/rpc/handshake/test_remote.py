@@ -66,6 +66,7 @@ def test_a_read_bucket_is_known_by_content(s3, prefix):
     outcome = meet(cluster({"a": root, "b": root}, "read"), ["a", "b"])
     assert [proven.proof for proven in outcome.verdict.proven] == ["content"]
     assert outcome.report.get("data", "a").same_as_others is None
+    assert "nodes.a.cache_dir is not set" in outcome.verdict.warnings[0]
 
 
 def test_a_read_bucket_may_have_an_id(s3, prefix):
