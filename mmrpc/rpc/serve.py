@@ -32,8 +32,8 @@ def serve(
 ) -> torch.futures.Future[Reply]:
     """Runs a call and completes the future with its `Reply`, never with an error.
 
-    This is the one function that torch sees of ours. Calls leave torch's thread for the
-    executor's, except in a distributed autograd context: torch ties that to its thread.
+    This is the one function that torch sees of ours. The executor says on which thread a call
+    runs, except in a distributed autograd context: torch ties that to its own thread.
 
     Args:
         data: The pickled function and arguments, from `wire.encode`.
@@ -44,7 +44,7 @@ def serve(
     if torchrpc.in_autograd_context():
         _run(done, data, carried, caller)
     else:
-        executor.submit(_run, done, data, carried, caller)
+        executor.run(_run, done, data, carried, caller)
     return done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any, TypeAlias
 
 import torch.distributed.autograd as _autograd
@@ -64,9 +65,15 @@ def remote_exception(error: Exception) -> Any:
     It is what they get when a function that torch calls returns a future that failed.
     """
     cls = getattr(internal, "RemoteException", None)
-    # They decode the text's escapes before they raise the class with it.
-    text = str(error).encode("unicode_escape").decode()
-    return error if cls is None else cls(text, type(error))
+    if cls is None:
+        return error
+    try:
+        # They decode the text's escapes before they raise the class with it. Not by the codec's
+        # name: a process that changed its user may be unable to import that.
+        text = codecs.unicode_escape_encode(str(error))[0].decode("ascii")
+    except Exception:  # whoever completes a future with an error must not meet another
+        text = type(error).__qualname__
+    return cls(text, type(error))
 
 
 def pickler() -> Any:
