@@ -6,6 +6,7 @@ table of what is where stands in the arena itself, and a receiver keeps those it
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -93,13 +94,14 @@ class Tree(Mapping[str, Any]):
             dtype, shape = table.dtypes[row], table.shapes[row]
             start = self._header.data_start + table.offsets[row]
             element, misaligned = divmod(start, dtype.itemsize)
-            if not isinstance(shape, list) or misaligned or row < 0:
+            if type(shape) is not tuple or misaligned or row < 0:
                 raise TypeError
             # Torch checks that it is inside the arena; 5 times faster than a storage for each.
-            plain = self._elements(dtype).as_strided(shape, contiguous_strides(shape), element)
+            plain = self._elements(dtype).as_strided(shape, _strides(shape), element)
         except (TypeError, IndexError, RuntimeError, OverflowError):
             plain = self._unusual(row)
-        return wrap(MemoryMappedTensor, plain)
+        plain.__class__ = MemoryMappedTensor
+        return plain  # type: ignore[return-value]
 
     def _unusual(self, row: int) -> torch.Tensor:
         """A nested tensor, an empty one, or the error that says what is wrong with a row."""
@@ -255,8 +257,6 @@ def write(
     layout = Layout.contiguous(torch.uint8, (header.data_start + builder.end,))
     pieces = builder.pieces(header, raw)
     plain = creation.new(layout, pieces, filename=filename, existsok=existsok, durable=durable)
-    # As a reader of the file has it: lists for tuples.
-    table.shapes = [list(s) if isinstance(s, tuple) else s for s in table.shapes]
     _tables.keep(header.digest, table)
     return Tree(wrap(MemoryMappedTensor, plain), header, table)
 
@@ -290,6 +290,10 @@ def _table_of(arena: torch.Tensor, header: Header, where: str) -> Table:
         table = Table.parse(raw, where)
         _tables.keep(header.digest, table)
     return table
+
+
+# A tree has few shapes and many tensors.
+_strides = functools.lru_cache(maxsize=1024)(contiguous_strides)
 
 
 class _Tables:

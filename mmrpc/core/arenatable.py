@@ -132,6 +132,7 @@ class Table:
             kinds = [DTYPES[name] for name in columns["dtypes"]]
             dtypes = [kinds[number] for number in columns["dtype"]]
             shapes, offsets, tree = columns["shape"], columns["offset"], columns["tree"]
+            shapes = [tuple(shape) if isinstance(shape, list) else shape for shape in shapes]
             good = len(dtypes) == len(shapes) == len(offsets) and isinstance(tree, dict)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             good = False
