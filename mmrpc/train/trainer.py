@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mmrpc.train")
 _UNSET: Final = -1.0
 _PATIENCE: Final = 0.8  # of the timeout: the server is to say that it is not there
-_FOREVER_S: Final = 1e6
 
 
 class Trainer:
@@ -48,6 +47,7 @@ class Trainer:
         by_value: Whether to send parameters and gradients instead of mapping them. It is done
             without being asked where nothing can be mapped; `link` says so.
         timeout_s: Seconds to wait for a step, 0 for no limit; by default that of `init_rpc`.
+        join_timeout_s: Seconds to wait for the server to be made.
 
     Raises:
         LayoutError: If the module differs from the server's.
@@ -63,6 +63,7 @@ class Trainer:
         name: str = "parameters",
         by_value: bool = False,
         timeout_s: float | None = None,
+        join_timeout_s: float = 60.0,
     ) -> None:
         self.module = module
         self._server, self._name = server, name
@@ -75,7 +76,7 @@ class Trainer:
         self._unanswered: Push | None = None
         self._touched: set[str] = set()
         self._rows: dict[str, RowMemory] = {}
-        joined = self._join(attach.specs_of(module), by_value)
+        joined = self._join(attach.specs_of(module), by_value, join_timeout_s)
         self._incarnation = joined.incarnation
         self.link: Link = joined.link
         self._sparse = joined.sparse
@@ -86,18 +87,16 @@ class Trainer:
         self._hooks = [self._watch(name, p) for name, p in self._parameters.items()]
         self._begin()
 
-    def _join(self, specs: dict[str, Any], by_value: bool) -> Joined:
+    def _join(self, specs: dict[str, Any], by_value: bool, timeout_s: float) -> Joined:
         join = Join(self._worker, host.host_id(), host.memory_host_id(), specs, by_value)
-        timeout_s = self._timeout_s if self._timeout_s > 0 else rpc.get_rpc_timeout()
-        wait_s = timeout_s * _PATIENCE if timeout_s else _FOREVER_S
         try:
-            return self._call("join", join, wait_s=wait_s)  # type: ignore[no-any-return]
+            return self._call("join", join, wait_s=timeout_s * _PATIENCE, timeout_s=timeout_s)  # type: ignore[no-any-return]
         except PathError as error:
             if by_value:
                 raise
             # The server's files or memory are not reachable from here after all.
             _log.warning("parameters and gradients will be sent, not mapped: %s", error)
-            return self._join(specs, by_value=True)
+            return self._join(specs, True, timeout_s)
 
     @property
     def version(self) -> int:
@@ -279,10 +278,12 @@ class Trainer:
                 self._slot.buffers[name].copy_(buffer)
                 buffer.data = self._slot.buffers[name]
 
-    def _call(self, method: str, *arguments: Any, wait_s: float = 0.0) -> Any:
+    def _call(
+        self, method: str, *arguments: Any, wait_s: float = 0.0, timeout_s: float | None = None
+    ) -> Any:
         return rpc.rpc_sync(
             self._server,
             registry.call,
             (self._name, method, arguments, wait_s),
-            timeout=self._timeout_s,
+            timeout=self._timeout_s if timeout_s is None else timeout_s,
         )
