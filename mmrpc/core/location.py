@@ -94,6 +94,8 @@ class MountLocation:
         size_bytes: Size when the reference was made.
         content: Identity of the content where the file's own does not compare between
             nodes: ``sha256:…``, an ETag or a version, or empty.
+        here: Absolute path on the sender's host, for processes there that know no mounts, such
+            as the workers of a DataLoader; means nothing elsewhere.
     """
 
     mount: str
@@ -102,6 +104,7 @@ class MountLocation:
     identity: FileIdentity
     size_bytes: int
     content: str = ""
+    here: str = ""
 
 
 Location = FileLocation | MemoryLocation | MountLocation

@@ -217,8 +217,9 @@ def _pack_location(location: Location) -> tuple[Any, ...]:
             return _FILE, host, path, *_pack_identity(identity)
         case MemoryLocation(host, pid, started, fd, inode):
             return _MEMORY, host, pid, started, fd, inode
-        case MountLocation(mount, path, host, identity, size_bytes, content):
-            return _MOUNT, mount, path, host, *_pack_identity(identity), size_bytes, content
+        case MountLocation(mount, path, host, identity, size_bytes, content, here):
+            packed = _MOUNT, mount, path, host, *_pack_identity(identity), size_bytes, content
+            return (*packed, here) if here else packed
 
 
 def _pack_identity(identity: FileIdentity) -> tuple[Any, ...]:
@@ -261,9 +262,9 @@ def _unpack_location(packed: tuple[Any, ...]) -> Location:
     if kind == _MEMORY:
         return MemoryLocation(*fields)
     if kind == _MOUNT:
-        mount, path, host, device, inode, generation, size_bytes, content = fields
+        mount, path, host, device, inode, generation, size_bytes, content, *here = fields
         identity = FileIdentity(device, inode, generation)
-        return MountLocation(mount, path, host, identity, size_bytes, content)
+        return MountLocation(mount, path, host, identity, size_bytes, content, *here)
     raise LayoutError(f"the reference has a location of the unknown kind {kind!r}")
 
 

@@ -77,6 +77,7 @@ class _Mount(_Model):
     identity: _Identity
     size_bytes: _Count
     content: Annotated[str, Field(max_length=4096)] = ""
+    here: Annotated[str, Field(max_length=4096, pattern=r"^(/[^\x00]*)?$")] = ""
 
 
 class _Dense(_Model):
@@ -124,7 +125,7 @@ def _dump_location(location: Location) -> _File | _Memory | _Mount:
             return _File(host=host, path=path, identity=_Identity.of(identity))
         case MemoryLocation(host, pid, started, fd, inode):
             return _Memory(host=host, pid=pid, started=started, fd=fd, inode=inode)
-        case MountLocation(mount, path, host, identity, size_bytes, content):
+        case MountLocation(mount, path, host, identity, size_bytes, content, here):
             return _Mount(
                 mount=mount,
                 path=path,
@@ -132,6 +133,7 @@ def _dump_location(location: Location) -> _File | _Memory | _Mount:
                 identity=_Identity.of(identity),
                 size_bytes=size_bytes,
                 content=content,
+                here=here,
             )
 
 
@@ -182,6 +184,7 @@ def _load_location(model: _File | _Memory | _Mount) -> Location:
         model.identity.read(),
         model.size_bytes,
         model.content,
+        model.here,
     )
 
 

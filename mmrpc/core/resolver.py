@@ -49,7 +49,7 @@ class HostResolver:
             return self.attach_file(location, mode, needed_bytes)
         if isinstance(location, MemoryLocation):
             return self.attach_memory(location, needed_bytes)
-        return self._attach_mount(location)
+        return self._attach_mount(location, mode, needed_bytes)
 
     def attach_file(self, location: FileLocation, mode: Mode, needed_bytes: int) -> Mapping:
         """Maps a file of this host, if it is the one that was meant."""
@@ -79,7 +79,11 @@ class HostResolver:
             )
         return memory.attach(location, needed_bytes, node=self.node)
 
-    def _attach_mount(self, location: MountLocation) -> Mapping:
+    def _attach_mount(self, location: MountLocation, mode: Mode, needed_bytes: int) -> Mapping:
+        if location.here and location.host == host.host_id():
+            # A child of a node, which has its paths but not its config.
+            file = FileLocation(location.host, location.here, location.identity)
+            return self.attach_file(file, mode, needed_bytes)
         raise ConfigError(
             f"the reference names the mount {location.mount!r}, and this process knows no mounts",
             node=self.node,

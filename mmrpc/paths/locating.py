@@ -99,6 +99,7 @@ class Locator:
                 mapping.identity,
                 origin.size_bytes,
                 content,
+                _here(mapping),
             )
         found = self._place_again(mapping) or self._place(mapping)
         if found is None:
@@ -110,7 +111,15 @@ class Locator:
                 libc.msync(mapping.address, mapping.nbytes, wait=True)
             if mount.is_mixed or self._needs_digests:
                 content = self._digest(mount, relative)
-        return MountLocation(mount.name, relative, host_id(), mapping.identity, size_bytes, content)
+        return MountLocation(
+            mount.name,
+            relative,
+            host_id(),
+            mapping.identity,
+            size_bytes,
+            content,
+            _here(mapping),
+        )
 
     def _place(self, mapping: FileMapping) -> tuple[Mount, str, int] | None:
         """Finds the mount, the place in it and the size of a mapped file."""
@@ -155,3 +164,7 @@ class Locator:
             return self._digests.of(fd, keep=mount.immutable)
         finally:
             os.close(fd)
+
+
+def _here(mapping: FileMapping) -> str:
+    return mapping.path if _destination.get() in (None, host_id()) else ""

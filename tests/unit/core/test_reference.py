@@ -33,6 +33,7 @@ LOCATIONS: list[Location] = [
     FileLocation("0" * 16, "/x/ü", IDENTITY),
     MemoryLocation("0" * 16, 3, 4, 5, 6),
     MountLocation("data", "a/b", "0" * 16, IDENTITY, 99, "sha256:00"),
+    MountLocation("data", "a/b", "0" * 16, IDENTITY, 99, "", "/mnt/data/a/b"),
 ]
 
 

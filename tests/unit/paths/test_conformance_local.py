@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mmrpc.testing import MountConformance
 from mmrpc.paths.mounts import Mount
+from mmrpc.testing import MountConformance
 
 
 class TestDirectory(MountConformance):

@@ -19,6 +19,7 @@ from mmrpc.core.host import host_id
 from mmrpc.core.location import FileLocation, MemoryLocation, MountLocation
 from mmrpc.core.resolver import set_resolver
 from mmrpc.errors import (
+    ConfigError,
     FileTooShortError,
     LayoutError,
     MountTimeoutError,
@@ -91,7 +92,9 @@ class TestLocate:
         location = place(tensor_in(root / "sub").ref())
         assert (location.mount, location.path) == ("data", "sub/x")
         assert (location.host, location.size_bytes, location.content) == (host_id(), 16, "")
-        assert str(root) not in repr(location)
+        assert location.here == str(root / "sub" / "x")
+        with sending_to(ELSEWHERE):
+            assert str(root) not in repr(tensor_in(root, "y").ref())
 
     def test_links_are_resolved_by_the_sender(self, root: Path, tmp_path: Path) -> None:
         """However the file was opened, the place that is sent has no link in it."""
@@ -155,6 +158,22 @@ class TestSameHost:
         """On one host, identity alone decides."""
         install(root, proof=None)
         assert torch.equal(tensor_in(root).ref().open(), torch.arange(4.0))
+
+    def test_a_process_without_mounts_finds_it_by_its_path(self, root: Path) -> None:
+        """A child that knows no config, such as a DataLoader's worker, opens the same file."""
+        install(root)
+        tensor = tensor_in(root)
+        ref, elsewhere = tensor.ref(), moved(tensor.ref())
+        set_resolver(None)
+        opened = TensorRef.from_json(ref.to_json()).open()
+        opened[0] = 7
+        assert tensor[0] == 7
+        with pytest.raises(ConfigError, match="knows no mounts"):
+            elsewhere.open()
+        os.unlink(root / "x")
+        tensor_in(root)
+        with pytest.raises(StaleReferenceError):
+            ref.open()
 
     def test_another_file_of_that_name_is_stale(self, root: Path) -> None:
         """Same name and size do not make it the same file, nor does a reused inode."""
