@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from torch.utils.data._utils import collate
-
-if TYPE_CHECKING:
-    import torch
 
 Batch = dict[str, Any]
 """A tensor of rows for each column."""
@@ -60,12 +57,6 @@ def collate_rows(rows: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 collate.default_collate_fn_map[Row] = collate_rows
-
-
-def take(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Gathers rows of a column into new memory."""
-    # 20 times faster than column[index] for rows of a few KiB.
-    return column.index_select(0, index)
 
 
 class Transform:

@@ -135,7 +135,7 @@ class Order:
             IndexError: If a mask has another length.
             LayoutError: If it is no list of rows.
         """
-        index = torch.as_tensor(rows)
+        index = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
         if index.dtype is torch.int64 and index.dim() == 1:
             return index
         if index.dtype is torch.bool:

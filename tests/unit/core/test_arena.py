@@ -371,7 +371,7 @@ def _sum_all(tree: dict[str, Any]) -> None:
 
 def test_table_round_trip() -> None:
     """A table is JSON in columns, and reads back as it was."""
-    table = Table({"a": 0, "b": {"c": 1}}, [torch.int8, torch.float32], [[2], []], [0, 64])
+    table = Table({"a": 0, "b": {"c": 1}}, [torch.int8, torch.float32], [(2,), ()], [0, 64])
     again = Table.parse(table.dump(), "it")
     assert (again.tree, again.dtypes, again.shapes, again.offsets) == (
         table.tree,
