@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +14,7 @@ from mmrpc.errors import ConfigError, HandshakeError
 from mmrpc.rpc.handshake import network
 from mmrpc.rpc.handshake.rendezvous import Endpoint, connect_store, find_endpoint, host_store
 from mmrpc.testing import free_port
+from tests.needs import needs
 
 VARIABLES = (
     "MASTER_ADDR",
@@ -113,3 +116,23 @@ def test_an_unknown_interface_has_no_address():
     """An interface that is not there has no address."""
     assert network.address_of("none0") is None
     assert network.address_of("lo") == "127.0.0.1"
+
+
+@needs("namespaces")
+def test_the_interface_of_the_nodes_host_is_found():
+    """In a network where the host has the address of the config, its interface is the one."""
+    code = (
+        "import os; from mmrpc.rpc.handshake import network;"
+        "network.use_interface(None, '10.9.8.7');"
+        "print(os.environ['TP_SOCKET_IFNAME'], os.environ['GLOO_SOCKET_IFNAME'],"
+        "network.advertised_address(), network.network_id())"
+    )
+    steps = (
+        "ip link add inner type veth peer name outer && ip addr add 10.9.8.7/24 dev inner"
+        ' && ip link set inner up && exec "$@"'
+    )
+    command = ["unshare", "--net", "sh", "-c", steps, "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    *found, network_id = done.stdout.split()
+    assert found == ["inner", "inner", "10.9.8.7"]
+    assert network_id != network.network_id()
