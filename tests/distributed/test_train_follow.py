@@ -43,7 +43,7 @@ def publish_all(directory: str) -> None:
 
 def follow_all(directory: str) -> tuple[int, int, list[int]]:
     """Reads each version that it gets; gives how many were good, how many torn, and which."""
-    module = weights(-1)
+    module = weights(-1.0)
     good, torn, numbers = 0, 0, []
     with follow(directory, module, poll_s=0) as follower:
         while not numbers or numbers[-1] < VERSIONS - 1:
@@ -177,7 +177,7 @@ def killed_while_publishing(directory: str, pipe: Connection) -> None:
 def test_a_publisher_that_is_killed_leaves_whole_versions(tmp_path) -> None:
     """Killed at any point, what followers find is whole, and the next publisher goes on."""
     context = multiprocessing.get_context("forkserver")
-    module = weights(-1)
+    module = weights(-1.0)
     with follow(tmp_path, module, poll_s=0) as follower:
         for delay_s in (0.0, 0.003, 0.007):
             receive, send = context.Pipe(duplex=False)
