@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +16,15 @@ from pathlib import Path
 import pytest
 
 from mmrpc import errors
+from mmrpc.core.location import FileIdentity, Mode, MountLocation
 from mmrpc.paths import checks, probing
+from mmrpc.paths.access import Policy
 from mmrpc.paths.checks import probe_mounts
-from mmrpc.paths.mounts import Mount
+from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.probing import probe
+from mmrpc.paths.proof import Proof
 from mmrpc.paths.report import ProbeReport
+from mmrpc.paths.resolver import ClusterResolver
 from tests.distributed.sshd import Sshd, serving
 from tests.needs import needs
 
@@ -135,33 +141,66 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         yield server
 
 
-@needs("sshfs")
-def test_a_dead_file_system_is_named_in_time(sshd: Sshd, tmp_path: Path, root: Path) -> None:
-    """A server that does not answer costs its own deadline, and no other mount's answer."""
-    served, mounted = tmp_path / "served", tmp_path / "mounted"
+@contextlib.contextmanager
+def stoppable(sshd: Sshd, served: Path, mounted: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Mounts a directory of the server by a process that can be stopped."""
     served.mkdir()
     mounted.mkdir()
     command = ["sshfs", "-f", "-F", str(sshd.config_file), "-p", str(sshd.port)]
     fuse = subprocess.Popen([*command, f"root@127.0.0.1:{served}", str(mounted)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not os.path.ismount(mounted):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        alive = one(Mount("data", str(mounted), "write"))
-        assert (alive.file_system, alive.reader, alive.writable) == ("fuse.sshfs", "copy", True)
-        fuse.send_signal(signal.SIGSTOP)
-        mounts = [Mount("dead", str(mounted)), Mount("good", str(root))]
-        dead, good = probe_mounts(mounts, timeout_s=1.0, node="a")
-        assert good.is_good
-        problem = dead.problem()
-        assert isinstance(problem, errors.MountTimeoutError)
-        assert (problem.mount, problem.node, problem.timeout_s) == ("dead", "a", 1.0)
-        assert dead.readable is None
+        yield fuse
     finally:
         fuse.send_signal(signal.SIGCONT)
         subprocess.run(["fusermount3", "-u", "-z", str(mounted)], check=False)
         fuse.wait(30)
+
+
+@needs("sshfs")
+def test_a_dead_file_system_is_named_in_time(sshd: Sshd, tmp_path: Path, root: Path) -> None:
+    """A server that does not answer costs its own deadline, and no other mount's answer."""
+    mounted = tmp_path / "mounted"
+    with stoppable(sshd, tmp_path / "served", mounted) as fuse:
+        alive = one(Mount("data", str(mounted), "write"))
+        assert (alive.file_system, alive.reader, alive.writable) == ("fuse.sshfs", "copy", True)
+        fuse.send_signal(signal.SIGSTOP)
+        mounts = [Mount("dead", str(mounted)), Mount("good", str(root))]
+        dead, good = probe_mounts(mounts, timeout_s=3.0, node="a")
+    assert good.is_good
+    problem = dead.problem()
+    assert isinstance(problem, errors.MountTimeoutError)
+    assert (problem.mount, problem.node, problem.timeout_s) == ("dead", "a", 3.0)
+    assert dead.readable is None
+
+
+@needs("sshfs")
+def test_a_reference_into_a_dead_file_system(sshd: Sshd, tmp_path: Path) -> None:
+    """Opening one ends at the deadline while the process runs on, and works again afterwards."""
+    mounted = tmp_path / "mounted"
+    with stoppable(sshd, tmp_path / "served", mounted) as fuse:
+        (tmp_path / "served" / "x").write_bytes(b"12345678")
+        resolver = ClusterResolver(
+            MountTable([Mount("data", str(mounted))], node="b"),
+            proven={"data": Proof("data", "nonce")},
+            policy=Policy(mount_timeout_s=5.0),
+        )
+        identity = FileIdentity(1, 1, b"h")
+        location = MountLocation("data", "x", "0123456789abcdef", identity, 8)
+        assert resolver.attach(location, Mode.READ, 8).nbytes == 8
+        fuse.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(errors.MountTimeoutError) as caught:
+                resolver.attach(location, Mode.READ, 8)
+        assert (caught.value.node, caught.value.mount) == ("b", "data")
+        fuse.send_signal(signal.SIGCONT)
+        for thread in threading.enumerate():
+            if thread.name == "mmrpc-deadline":
+                thread.join(60)
+        assert resolver.attach(location, Mode.READ, 8).nbytes == 8
 
 
 def test_a_helper_that_breaks_is_not_waited_for(
