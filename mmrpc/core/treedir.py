@@ -216,10 +216,11 @@ def read_meta(directory: str) -> Meta:
         LayoutError: If its ``meta.json`` is malformed.
     """
     path = os.path.join(directory, META)
-    return treemeta.parse(_read_meta(path), path)
+    return treemeta.parse(read_meta_text(path), path)
 
 
-def _read_meta(path: str) -> bytes:
+def read_meta_text(path: str) -> bytes:
+    """The text of a ``meta.json``; its absence is told as what it means."""
     try:
         return read_small(path)
     except PathNotFoundError as error:
@@ -243,7 +244,7 @@ def load(directory: str, mode: str | None, depth: int = 0) -> dict[str, Any]:
     for key in meta.children:
         child = os.path.join(directory, treemeta.file_stem(key))
         path = os.path.join(child, META)
-        is_value, value = treemeta.parse_value(_read_meta(path), path)
+        is_value, value = treemeta.parse_value(read_meta_text(path), path)
         tree[key] = value if is_value else load(child, mode, depth + 1)
     return tree
 

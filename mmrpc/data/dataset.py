@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from mmrpc.core import creation, reference, treedir, upkeep
+from mmrpc.core import creation, formats, reference, treedir, treemeta, upkeep
 from mmrpc.core.standin import Unopened, unpickling_for_rpc
 from mmrpc.core.tensor import MemoryMappedTensor, wrap
 from mmrpc.data.batches import Batch, Rows, Transform
-from mmrpc.data.order import Order, Pick, Range, Shuffle, Step
+from mmrpc.data.order import Order, Range
 from mmrpc.data.schema import Schema, rows_of
+from mmrpc.data.views import Views
 from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mmrpc.core.creation import Filename
     from mmrpc.data.sharing import SharedDataset
 
 
-class MappedDataset(torch.utils.data.Dataset[Any]):
+class MappedDataset(Views):
     """Named columns of equal length as mapped tensors; any number of rows, also beyond RAM.
 
     ``ds[i]`` is a row and ``ds[a:b]`` a batch, both views of the files; ``ds[[3, 1, 4]]`` and
@@ -32,7 +34,8 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
     size. It belongs to whoever has the files; nothing here deletes them.
 
     Args:
-        directory: What `DatasetWriter`, `mmrpc.save_tree` or tensordict's ``memmap`` wrote.
+        directory: What `DatasetWriter`, `mmrpc.save_tree` or tensordict's ``memmap`` wrote; or its
+            URL, such as ``mount://data/train``, which each node looks up in its own mounts.
         mode: ``"r"``: writes to what is read stay in this process. ``"r+"``: they reach the files.
 
     Raises:
@@ -43,11 +46,14 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, directory: Filename, mode: str = "r") -> None:
         reference.parse_mode(mode)
-        path = creation.absolute_path(directory)
-        schema = Schema.read(path)
+        place = os.fsdecode(os.fspath(directory))
+        if not formats.is_url(place):
+            place = creation.absolute_path(place)
+        # Of a URL, each file is looked up by itself: a remote one is copied here first.
+        schema = Schema.read(formats.local_path(f"{place}/{treemeta.META}"))
         columns = {
             name: MemoryMappedTensor.from_filename(
-                treedir.leaf_path(path, name),
+                formats.local_path(treedir.leaf_path(place, name)),
                 column.dtype,
                 (schema.rows, *column.row_shape),
                 mode=mode,
@@ -276,92 +282,12 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
             batch = transform.batch(batch, length)
         return batch
 
-    def _then(self, step: Step) -> Self:
-        return self._with(self._columns, self._order.then(step), self._transforms)
-
     def _with(
         self, columns: dict[str, torch.Tensor], order: Order, transforms: tuple[Transform, ...]
     ) -> Self:
         other = self._make(columns, order, transforms)
         other.is_closed = self.is_closed
         return other
-
-    def select(self, rows: Iterable[int]) -> Self:
-        """Shows chosen rows only, in the order given; nothing is copied.
-
-        Args:
-            rows: Their numbers; a `range` travels as such, others travel as they are.
-        """
-        if isinstance(rows, range) and rows.step > 0 and rows.start >= 0:
-            stop = min(rows.stop, len(self))
-            return self._then(Range(rows.start, max(rows.start, stop), rows.step))
-        chosen = tuple(int(row) for row in rows)
-        n = len(self)
-        if any(not -n <= row < n for row in chosen):
-            raise IndexError(f"a row that a dataset with {n} rows does not have")
-        return self._then(Pick(chosen))
-
-    def select_columns(self, *names: str) -> Self:
-        """Shows and sends some of the columns only.
-
-        Raises:
-            LayoutError: If there is no such column.
-        """
-        missing = [name for name in names if name not in self._columns]
-        if missing or not names:
-            raise LayoutError(f"there are no columns {missing}, only {self.columns}")
-        columns = {name: self._columns[name] for name in names}
-        return self._with(columns, self._order, self._transforms)
-
-    def shuffle(self, seed: int = 0) -> Self:
-        """Shows the rows in a random order, which is the same everywhere for one seed."""
-        return self._then(Shuffle(seed))
-
-    def split(self, *parts: float, seed: int | None = None) -> list[Self]:
-        """Splits the rows into several datasets; nothing is copied.
-
-        Args:
-            *parts: Fractions that sum to 1, or numbers of rows that sum to all.
-            seed: For splitting a shuffled order; None for ranges of the order that there is.
-
-        Raises:
-            LayoutError: If they do not sum up.
-        """
-        base = self if seed is None else self.shuffle(seed)
-        out, start = [], 0
-        for stop in _ends(parts, len(self)):
-            out.append(base._then(Range(start, stop, 1)))
-            start = stop
-        return out
-
-    def shard(self, rank: int | None = None, world_size: int | None = None) -> Self:
-        """The part of one rank: a range, so that each rank reads its own pages.
-
-        Args:
-            rank: Which part; None for the rank of this RPC worker or process group.
-            world_size: How many parts, of which no two differ by more than one row.
-
-        Raises:
-            LayoutError: If there is no such rank, or none is known.
-        """
-        from mmrpc.data.ranks import rank_and_world_size
-
-        rank, world_size = rank_and_world_size(rank, world_size)
-        n = len(self)
-        return self._then(Range(n * rank // world_size, n * (rank + 1) // world_size, 1))
-
-    def map(self, fn: Callable[[Any], Any], *, batched: bool = False) -> Self:
-        """Applies a function to what is read, each time it is read.
-
-        Args:
-            fn: Takes and gives a dict of tensors: of one row, or if `batched` of a batch. It must
-                be importable to travel, and may not change its argument in place if `mode` is
-                ``"r+"``.
-            batched: Whether it takes batches, which is faster; single rows are given to it as
-                batches of one.
-        """
-        transforms = (*self._transforms, Transform(fn, is_batched=batched))
-        return self._with(self._columns, self._order, transforms)
 
     def advise(self, advice: str) -> None:
         """Tells the kernel how the columns will be read: see `MemoryMappedTensor.advise`.
@@ -429,19 +355,6 @@ class MappedDataset(torch.utils.data.Dataset[Any]):
         }
         form = (packed, self._order.rows, self._order.steps, self._transforms, self.is_closed)
         return _open, (type(self), form)
-
-
-def _ends(parts: Sequence[float], rows: int) -> list[int]:
-    """Where the parts of a split end."""
-    if all(isinstance(part, int) for part in parts) and sum(parts) == rows:
-        ends = [sum(parts[: i + 1]) for i in range(len(parts))]
-    elif abs(sum(parts) - 1) < 1e-6 and all(part >= 0 for part in parts):
-        ends = [round(sum(parts[: i + 1]) * rows) for i in range(len(parts))]
-    else:
-        raise LayoutError(
-            f"{parts} are neither fractions that sum to 1 nor counts that sum to {rows}"
-        )
-    return [int(end) for end in ends]
 
 
 def _open(cls: type[MappedDataset], form: tuple[Any, ...]) -> Any:

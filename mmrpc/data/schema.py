@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,15 +89,15 @@ class Schema:
         return treemeta.dump(Meta(leaves, (), (self.rows,), extra))
 
     @classmethod
-    def read(cls, directory: str) -> Schema:
-        """Reads the ``meta.json`` of a directory.
+    def read(cls, path: str) -> Schema:
+        """Reads a ``meta.json``.
 
         Raises:
-            PathNotFoundError: If there is none.
+            PathNotFoundError: If it is not there.
             LayoutError: If it is not that of columns of equal length.
         """
-        meta = treedir.read_meta(directory)
-        where = os.path.join(directory, treemeta.META)
+        meta = treemeta.parse(treedir.read_meta_text(path), path)
+        where = path
         if not meta.leaves:
             raise LayoutError(f"{where!r} names no tensors")
         for name, leaf in meta.leaves.items():

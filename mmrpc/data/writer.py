@@ -85,7 +85,7 @@ class DatasetWriter:
         wanted = None if columns is None else {n: as_column(c) for n, c in columns.items()}
         meta = os.path.join(self.directory, treemeta.META)
         if os.path.lexists(meta):
-            there = Schema.read(self.directory)
+            there = Schema.read(meta)
             if append:
                 if wanted not in (None, there.columns):
                     raise LayoutError(f"the dataset in {self.directory!r} has other columns")
@@ -194,11 +194,11 @@ class DatasetWriter:
         """Ends the writing without what was not committed."""
         if not self._is_open:
             return
-        committed = 0
+        meta, committed = os.path.join(self.directory, treemeta.META), 0
         with contextlib.suppress(MmrpcError):
-            committed = Schema.read(self.directory).rows
+            committed = Schema.read(meta).rows
         for file in self._files.values():
-            if committed or os.path.lexists(os.path.join(self.directory, treemeta.META)):
+            if os.path.lexists(meta):
                 file.cut(committed)
             else:
                 file.remove()

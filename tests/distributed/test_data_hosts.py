@@ -52,6 +52,10 @@ def sums(ds: Any) -> tuple[str, int, str]:
     return type(ds).__name__, total, where
 
 
+def sums_of_name(url: str) -> tuple[str, int, str]:
+    return sums(MappedDataset(url))
+
+
 def tree_sum(tree: Any) -> tuple[float, str]:
     return float(sum(t.sum() for t in tree.values())), tree.filename
 
@@ -73,6 +77,7 @@ def job_send(at_a: str) -> Any:
         rpc.rpc_sync("b", sums, (ds,)),
         rpc.rpc_sync("b", sums, (half,)),
         int(half["y"].sum()),
+        rpc.rpc_sync("b", sums_of_name, ("mount://data/ds",)),
         rpc.rpc_sync("b", tree_sum, (tree,)),
     )
 
@@ -96,12 +101,12 @@ def job_write_together(at_a: str, at_b: str) -> Any:
 
 
 def test_rows_are_read_through_the_receivers_own_mount(area: Path) -> None:
-    """A dataset, a shuffled half of it, and an arena open where the receiver has the mount."""
+    """A dataset, a shuffled half of it, its name, and an arena open where the receiver has them."""
     at_a, at_b = str(area / "at-a"), str(area / "at-b")
-    whole, half, half_sum, tree = value(
+    whole, half, half_sum, named, tree = value(
         run(area, hosts(area), f"{HERE}:job_send", at_a, mounts={"data": {"access": "write"}})
     )
-    assert whole == ["MappedDataset", sum(range(ROWS)), f"{at_b}/ds/y.memmap"]
+    assert whole == named == ["MappedDataset", sum(range(ROWS)), f"{at_b}/ds/y.memmap"]
     assert half[:2] == ["MappedDataset", half_sum]
     assert tree == [float(2 * sum(range(100))), f"{at_b}/tree/tree.arena"]
 

@@ -7,6 +7,7 @@ Nothing in a file is trusted and no code in one is run. Every way a file can be 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.core.formats.source import Source, open_source
@@ -39,7 +40,7 @@ def open(
         path_or_url: The file, which stays the caller's. Symbolic links are followed, since the
             caller named them. A URL is opened through the mounts of the cluster's config.
         key: Name of one tensor, where the file names them; dots lead into nested dicts of a
-            ``.pt`` file. None for all.
+            ``.pt`` file or of a tree. None for all.
         mode: ``"r+"``: writes reach the file. None or ``"r"``: they stay in this process, since
             a file that somebody else wrote is not changed by accident.
         dtype: For a raw file, which holds elements and nothing else.
@@ -50,7 +51,8 @@ def open(
 
     Returns:
         For ``.npy`` and raw files a `MemoryMappedTensor`; for ``.safetensors`` a dict of them;
-        for ``.pt`` and ``.pth`` what was saved, with mapped tensors in it. With `key`, that one.
+        for ``.pt`` and ``.pth`` what was saved, with mapped tensors in it; for the arena of
+        `mmrpc.save_tree` its `Tree`. With `key`, that one tensor.
 
     Raises:
         PathError: The subclass that fits, such as `FileTooShortError` for a truncated file.
@@ -58,7 +60,7 @@ def open(
             no tensor of that name.
         ConfigError: For a URL, while no cluster's mounts are known.
     """
-    path = _local_path(os.fsdecode(os.fspath(path_or_url)))
+    path = local_path(os.fsdecode(os.fspath(path_or_url)))
     if dtype is not None or shape is not None:
         return _open_raw(path, key, mode, dtype, shape, offset)
     if offset:
@@ -89,9 +91,20 @@ def _open_raw(
 _RAW_HINT = "Pass dtype= and shape=."
 
 
-def _local_path(path: str) -> str:
+def is_url(path: str) -> bool:
+    """Whether it names a scheme, as ``mount://data/x.npy`` does."""
     scheme, separator, _ = path.partition("://")
-    if not separator or not scheme.isidentifier():
+    return bool(separator) and scheme.isidentifier()
+
+
+def local_path(path: str) -> str:
+    """The local path of a file that may be given as a URL.
+
+    Raises:
+        ConfigError: For a URL, while no cluster's mounts are known.
+        PathError: If the file is missing, or cannot be copied here.
+    """
+    if not is_url(path):
         return path
     from mmrpc.core.resolver import get_resolver
 
@@ -107,10 +120,13 @@ def _local_path(path: str) -> str:
 
 def _reader_for(source: Source) -> Callable[[Source], Any]:
     """The reader of a file's format, told by its first bytes; names can be anything."""
+    from mmrpc.core import arenatable
     from mmrpc.core.formats import npy, safetensors, torchzip
 
     head = source.read(0, min(_HEAD_BYTES, source.size_bytes), "its first bytes")
     suffix = os.path.splitext(source.name)[1].lower()
+    if head == arenatable.MAGIC:
+        return _read_arena
     if head.startswith(npy.MAGIC) or suffix == ".npy":
         return npy.read
     if suffix == ".safetensors":
@@ -125,13 +141,23 @@ def _reader_for(source: Source) -> Callable[[Source], Any]:
     )
 
 
+def _read_arena(source: Source) -> Any:
+    import torch
+
+    from mmrpc.core import arena
+    from mmrpc.core.layout import Layout
+
+    whole = source.tensor(Layout.contiguous(torch.uint8, (source.size_bytes,)), "the arena")
+    return arena.open_arena(whole, repr(source.path))
+
+
 def _pick(found: Any, key: str, path: str) -> Any:
-    if isinstance(found, dict) and key in found:
+    if isinstance(found, Mapping) and key in found:
         return found[key]
     value = found
     for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            names = sorted(map(str, found)) if isinstance(found, dict) else []
+        if not isinstance(value, Mapping) or part not in value:
+            names = sorted(map(str, found)) if isinstance(found, Mapping) else []
             told = f"it has {', '.join(names[:8])}" if names else "it has one tensor without a name"
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             raise LayoutError(f"{path!r} has no tensor {key!r}: {told}{more}")
@@ -139,4 +165,4 @@ def _pick(found: Any, key: str, path: str) -> Any:
     return value
 
 
-__all__ = ["open"]
+__all__ = ["is_url", "local_path", "open"]

@@ -223,6 +223,17 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return []
 
 
+def test_an_arena(tmp_path: Path) -> None:
+    """The arena of a tree opens as one, or one tensor of it."""
+    tree = {"a": torch.arange(3), "sub": {"b": torch.ones(2)}}
+    mmrpc.save_tree(tmp_path / "t", tree, arena=True)
+    found = mmrpc.open(tmp_path / "t" / "tree.arena")
+    assert found["a"].tolist() == [0, 1, 2]
+    assert mmrpc.open(tmp_path / "t" / "tree.arena", "sub.b").tolist() == [1, 1]
+    with pytest.raises(LayoutError, match="it has a, sub"):
+        mmrpc.open(tmp_path / "t" / "tree.arena", "sub.c")
+
+
 class TestRaw:
     def test_dtype_and_shape_make_it_a_tensor(self, tmp_path: Path) -> None:
         """A file of elements alone is mapped as the caller says, from an offset if asked."""

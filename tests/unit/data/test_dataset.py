@@ -18,8 +18,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import mmrpc
 from mmrpc import MemoryMappedTensor
+from mmrpc.core.resolver import HostResolver, set_resolver
 from mmrpc.data import MappedDataset
 from mmrpc.errors import (
+    ConfigError,
     FileTooShortError,
     LayoutError,
     NotSharedError,
@@ -384,6 +386,23 @@ class TestSources:
         new = MappedDataset.from_tensors(tmp_path / "ds", columns(3), existsok=True)
         assert (len(ds), len(new)) == (N, 3)
         assert ds[N - 1]["y"] == N - 1
+
+
+class TestNames:
+    def test_a_url_is_looked_up_in_the_mounts(self, tmp_path: Path, ds: MappedDataset) -> None:
+        """A dataset may be named by its mount; each of its files is found there."""
+
+        class Mounts(HostResolver):
+            def local_copy(self, url: str) -> str:
+                return str(tmp_path / url.removeprefix("mount://data/"))
+
+        with pytest.raises(ConfigError, match="knows no mounts"):
+            MappedDataset("mount://data/ds")
+        before = set_resolver(Mounts())
+        try:
+            assert torch.equal(MappedDataset("mount://data/ds")["y"], ds["y"])
+        finally:
+            set_resolver(before)
 
 
 class TestBadDirectories:
