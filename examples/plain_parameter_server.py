@@ -16,7 +16,8 @@ from torch.distributed.rpc import internal as torch_internal
 
 Gradients = list[torch.Tensor]
 
-_server: PlainServer | None = None
+_server: PlainServer
+_has_server = threading.Event()
 
 
 class PlainServer:
@@ -36,6 +37,7 @@ class PlainServer:
         self._waiting: list[Gradients] = []
         self._answer: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         _server = self
+        _has_server.set()
 
     def take(self, gradients: Gradients) -> torch.futures.Future[list[torch.Tensor]]:
         with self._lock:
@@ -56,7 +58,7 @@ def values(module: nn.Module) -> list[torch.Tensor]:
 
 @torch_rpc.functions.async_execution
 def push(gradients: Gradients) -> torch.futures.Future[list[torch.Tensor]]:
-    if _server is None:
+    if not _has_server.wait(60):
         raise RuntimeError("there is no server here")
     return _server.take(gradients)
 
