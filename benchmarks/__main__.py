@@ -8,11 +8,16 @@ import sys
 
 from benchmarks import harness, machine, report
 from benchmarks.harness import Result
-from benchmarks.lines import files, imports, peers, rpc, views
+from benchmarks.lines import data, files, imports, peers, rpc, train, trees, views
 from benchmarks.lines.places import places
 
-LINES = {"imports": imports.lines, "files": files.lines, "views": views.lines}
-WORLDS = {"rpc": rpc.results}
+LINES = {
+    "imports": imports.lines,
+    "files": files.lines,
+    "views": views.lines,
+    "data": data.lines,
+}
+WORLDS = {"rpc": rpc.results, "trees": trees.results, "train": train.results}
 
 
 def main() -> int:

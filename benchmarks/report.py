@@ -54,10 +54,9 @@ def markdown(results: Sequence[Result], machine: dict[str, str], command: str) -
 
 def duration(seconds: float) -> str:
     """A time with a unit that suits it."""
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1:
-            break
-    return f"{seconds * factor:.3g} {unit}"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def plot(results: Sequence[Result], path: str) -> bool:
