@@ -24,7 +24,7 @@ _PR_SET_DUMPABLE = 4
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        *("pytest", "numpy", "pydantic", "torch.multiprocessing", "torch.nested"),
+        *("pytest", "numpy", "pydantic", "torch.multiprocessing", "encodings.latin_1"),
         *("mmrpc.core.refjson", "mmrpc.core.borrowed", "mmrpc.core.tensor", "mmrpc.core.standin"),
     ]
 )

@@ -322,9 +322,14 @@ class MemoryMappedTensor(Constructors):
         return view  # type: ignore[return-value]
 
     def unbind(self, dim: int) -> tuple[Self, ...]:  # type: ignore[override]
-        """The slices along a dimension, as `torch.Tensor.unbind`; they keep the file."""
-        before = (slice(None),) * (dim % max(self.dim(), 1))
+        """The slices along a dimension, as `torch.Tensor.unbind`; they keep the file.
+
+        Under `torch.compile`, here as in `chunk` and `split`, they are plain tensors.
+        """
         parts = super().unbind(dim)
+        if torch.compiler.is_compiling():
+            return parts  # type: ignore[return-value]
+        before = (slice(None),) * (dim % max(self.dim(), 1))
         return tuple([self._part(part, (*before, i)) for i, part in enumerate(parts)])
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
@@ -338,6 +343,8 @@ class MemoryMappedTensor(Constructors):
         return self._slices(super().split(split_size, dim), dim)  # type: ignore[no-untyped-call]
 
     def _slices(self, parts: Any, dim: int) -> tuple[Self, ...]:
+        if torch.compiler.is_compiling():
+            return tuple(parts)
         before = (slice(None),) * (dim % max(self.dim(), 1))
         out, start = [], 0
         for part in parts:
@@ -345,6 +352,23 @@ class MemoryMappedTensor(Constructors):
             out.append(self._part(part, (*before, slice(start, end))))
             start = end
         return tuple(out)
+
+    def resize_(self, *sizes: Any, memory_format: torch.memory_format | None = None) -> Self:
+        """As `torch.Tensor.resize_`, within the bytes that it has.
+
+        Raises:
+            RuntimeError: If it needs more of them; it is as it was then.
+        """
+        before = self.shape, self.stride(), self.storage_offset()
+        try:
+            torch.Tensor.resize_(
+                self, *sizes, memory_format=memory_format or torch.contiguous_format
+            )
+        except RuntimeError:
+            # Torch sets the shape first, and then finds that the storage cannot grow.
+            self.as_strided_(*before)
+            raise
+        return self
 
     @property
     def index(self) -> Any:
