@@ -13,6 +13,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,11 @@ def _root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
 
 
+def _compiler() -> str | None:
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    return _programs("g++") or (None if os.path.exists(header) else f"no {header}")
+
+
 def _namespaces() -> str | None:
     if problem := _root() or _programs("unshare", "ip", "mount"):
         return problem
@@ -56,6 +62,7 @@ def _sshfs() -> str | None:
 
 
 PARTS: dict[str, Callable[[], str | None]] = {
+    "compiler": _compiler,
     "root": _root,
     "namespaces": _namespaces,
     "sshd": lambda: _programs("sshd", "ssh", "ssh-keygen"),

@@ -35,6 +35,6 @@ def _cgroup() -> int | None:
             limit = file.read().strip()
         with open(f"{_CGROUP}/memory.current") as file:
             current = int(file.read())
+        return None if limit == "max" else max(int(limit) - current, 0)
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(int(limit) - current, 0)

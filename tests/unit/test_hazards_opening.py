@@ -81,7 +81,7 @@ def test_short_file(directory: str) -> None:
     os.truncate(x.filename, 15)
     before = entries(directory)
     for opens in ways.values():
-        with pytest.raises(errors.FileTooShortError, match="15 bytes.*needs 16") as caught:
+        with pytest.raises(errors.FileTooShortError, match=r"15 bytes.*needs 16") as caught:
             opens()
         assert (caught.value.needed_bytes, caught.value.actual_bytes) == (16, 15)
     assert entries(directory) == before

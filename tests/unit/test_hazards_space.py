@@ -68,13 +68,17 @@ def test_full_disk(name: str, small: Peer, shared_dir: str) -> None:
     assert small.call(make_too_much, name, shared_dir) == (8 * MIB, 4 * MIB, [], 2 * MIB)
 
 
+def free_bytes(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
 def write_all_over(directory: str) -> list[int]:
     """Fills the disk beside a tensor of zeros, and writes to all of it."""
     x = M.zeros(2 * MIB, dtype=torch.uint8, filename=f"{directory}/x")
-    with pytest.raises(OSError, match="No space"), open(f"{directory}/filler", "wb") as filler:
-        while True:
-            filler.write(b"\1" * MIB)
-            filler.flush()
+    with open(f"{directory}/filler", "wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, free_bytes(directory))
+    assert free_bytes(directory) == 0
     x.fill_(3)
     x.flush()
     return x.unique().tolist()
@@ -99,9 +103,8 @@ def test_replacement_that_does_not_fit(small: Peer, shared_dir: str) -> None:
 
 
 def make_sparse(directory: str) -> str:
-    free = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
     try:
-        M.zeros(2 * free, dtype=torch.uint8, filename=f"{directory}/x")
+        M.zeros(2 * free_bytes(directory), dtype=torch.uint8, filename=f"{directory}/x")
     except errors.NoSpaceError as error:
         assert os.listdir(directory) == []
         return str(error)

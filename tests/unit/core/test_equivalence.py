@@ -28,7 +28,6 @@ from tests.unit.core.tensors import (
     steps,
 )
 
-
 # Torch says so of complex32, once in a process.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 

@@ -65,9 +65,14 @@ class TestNewFile:
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
     def test_failure(self, how: str, error: type[BaseException], tmp_path: Path) -> None:
         """An exception while it is written leaves nothing at all."""
-        with pytest.raises(error), files.new_file(str(tmp_path / "x")) as file:
-            os.write(file.fd, b"abc")
-            raise error
+
+        def fail() -> None:
+            with files.new_file(str(tmp_path / "x")) as file:
+                os.write(file.fd, b"abc")
+                raise error
+
+        with pytest.raises(error):
+            fail()
         assert os.listdir(tmp_path) == []
 
     def test_name_taken_before(self, how: str, tmp_path: Path) -> None:
@@ -81,9 +86,10 @@ class TestNewFile:
 
     def test_name_taken_meanwhile(self, how: str, tmp_path: Path) -> None:
         """Who publishes second gets the error, and the first one's file stays."""
-        with pytest.raises(errors.PathExistsError), files.new_file(str(tmp_path / "x")) as file:
+        with files.new_file(str(tmp_path / "x")) as file:
             (tmp_path / "x").write_bytes(b"first")
-            file.publish()
+            with pytest.raises(errors.PathExistsError):
+                file.publish()
         assert (tmp_path / "x").read_bytes() == b"first"
         assert os.listdir(tmp_path) == ["x"]
 

@@ -1,8 +1,7 @@
-"""Which host, process and file it is, in terms that others can compare."""
+"""Which host and process it is, in terms that others can compare."""
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import host, libc
-from mmrpc.core.identity import identify
-from mmrpc.core.location import FileIdentity
+from mmrpc.core import host
 from tests.needs import needs
 from tests.peers import Peer
 
@@ -100,90 +97,3 @@ def test_command_with_parentheses(tmp_path: Path) -> None:
             assert host.start_time(process.pid) >= host.own_start_time()
         finally:
             process.kill()
-
-
-class TestIdentity:
-    """Which file it is, rather than what it is called."""
-
-    def identity(self, path: Path) -> FileIdentity:
-        with open(path, "rb") as file:
-            return identify(file.fileno())
-
-    def test_of_one_file(self, tmp_path: Path) -> None:
-        """A file keeps its identity when it is written, renamed and linked."""
-        (tmp_path / "a").write_bytes(b"1")
-        before = self.identity(tmp_path / "a")
-        (tmp_path / "a").write_bytes(b"222")
-        os.chmod(tmp_path / "a", 0o600)
-        os.rename(tmp_path / "a", tmp_path / "b")
-        os.link(tmp_path / "b", tmp_path / "c")
-        assert self.identity(tmp_path / "b") == self.identity(tmp_path / "c") == before
-        assert before.is_strong
-
-    @pytest.mark.parametrize("way", ["handle", "birth time"])
-    def test_reused_inode(self, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A file that gets the inode number of a deleted one has another identity."""
-        if way == "birth time":
-            monkeypatch.setattr(libc, "file_handle", lambda fd: None)
-        seen = set()
-        for _ in range(100):
-            (tmp_path / "x").touch()
-            seen.add(self.identity(tmp_path / "x"))
-            os.unlink(tmp_path / "x")
-        assert len(seen) == 100
-        assert all(found.is_strong for found in seen)
-
-    def test_weak(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where a file system has neither handles nor birth times, change time and size remain."""
-        monkeypatch.setattr(libc, "file_handle", lambda fd: None)
-        monkeypatch.setattr(libc, "birth_time_ns", lambda fd: None)
-        (tmp_path / "x").write_bytes(b"1")
-        before = self.identity(tmp_path / "x")
-        assert not before.is_strong
-        (tmp_path / "x").write_bytes(b"22")
-        assert self.identity(tmp_path / "x") != before
-
-    def test_long_handles(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A long handle, as of a network file system, does not make references long."""
-        monkeypatch.setattr(libc, "file_handle", lambda fd: b"x" * 128)
-        (tmp_path / "x").touch()
-        assert len(self.identity(tmp_path / "x").generation) == 17
-
-
-class TestLibc:
-    """The calls that Python does not offer."""
-
-    def test_mmap_error(self) -> None:
-        """A descriptor that cannot be mapped is an OSError with its number."""
-        read, write = os.pipe()
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            libc.mmap(read, 4096, shared=True)
-        assert caught.value.errno in (errno.ENODEV, errno.EACCES)
-        os.close(read)
-        os.close(write)
-
-    def test_rename_noreplace(self, tmp_path: Path) -> None:
-        """A rename does not replace what is there."""
-        (tmp_path / "a").write_bytes(b"a")
-        (tmp_path / "b").write_bytes(b"b")
-        with pytest.raises(FileExistsError):
-            libc.rename_noreplace(str(tmp_path / "a"), str(tmp_path / "b"))
-        libc.rename_noreplace(str(tmp_path / "a"), str(tmp_path / "c"))
-        assert (tmp_path / "c").read_bytes() == b"a"
-
-    def test_bad_descriptor(self) -> None:
-        """What is asked of no file is not known, or an error."""
-        assert libc.file_handle(-1) is None
-        assert libc.birth_time_ns(-1) is None
-        for call in (libc.filesystem_type, lambda fd: libc.fallocate(fd, 0, 1)):
-            with pytest.raises(OSError, match="Bad file"):
-                call(-1)
-
-    def test_hole(self, tmp_path: Path) -> None:
-        """A range that is given back reads as zeros and takes no space."""
-        with open(tmp_path / "x", "wb+") as file:
-            file.write(b"\1" * 65536)
-            file.flush()
-            libc.punch_hole(file.fileno(), 4096, 8192)
-            assert os.pread(file.fileno(), 3, 4096) == b"\0\0\0"
-            assert os.fstat(file.fileno()).st_size == 65536

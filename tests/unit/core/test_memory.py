@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 from hypothesis.stateful import Bundle as Named
+from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from mmrpc import MemoryMappedTensor, TensorRef, errors
 from mmrpc.core import host, lease, memory
@@ -174,7 +174,7 @@ class TestRefused:
 
     def test_other_host(self) -> None:
         """Another host's memory cannot be reached, and the error says what can be."""
-        with pytest.raises(errors.NotSharedError, match="another host.*filename"):
+        with pytest.raises(errors.NotSharedError, match=r"another host.*filename"):
             location(host="0" * 16).open()
 
     def test_other_start_time(self, peer: Peer) -> None:
@@ -195,7 +195,7 @@ class TestRefused:
     @needs("root")
     def test_other_user(self, other_user: Peer) -> None:
         """An ordinary user cannot open the memory of another."""
-        with pytest.raises(errors.PathNotReadableError, match="another user.*Share a file"):
+        with pytest.raises(errors.PathNotReadableError, match=r"another user.*Share a file"):
             other_user.call(read, filled(8, 3).ref())
 
     def test_beyond_the_end(self, peer: Peer) -> None:
@@ -222,7 +222,7 @@ class TestSpace:
         """More memory than there is cannot be had, and nothing is left behind."""
         gc.collect()  # what failed tests hold on to
         before, live = descriptors(), memory._live_bytes
-        with pytest.raises(errors.NoSpaceError, match="available.*filename") as caught:
+        with pytest.raises(errors.NoSpaceError, match=r"available.*filename") as caught:
             getattr(MemoryMappedTensor, make)(1 << 44, dtype=torch.uint8)
         assert caught.value.needed_bytes == 1 << 44
         assert isinstance(caught.value, OSError)

@@ -84,7 +84,8 @@ def test_constructors(name: str, place: str, tmp_path: object) -> None:
     for same in (x, x.ref().open(), TensorRef.from_json(x.ref().to_json()).open()):
         assert isinstance(same, MemoryMappedTensor)
         assert [part.unique().tolist() for part in same] == [[value]] * 2
-        assert {type(part) for part in [*iter(same), *same.unbind(0), same[0]]} == {MemoryMappedTensor}
+        every = [*iter(same), *same.unbind(0), same[0]]
+        assert {type(part) for part in every} == {MemoryMappedTensor}
 
 
 def test_from_tensor_to_another_shape() -> None:

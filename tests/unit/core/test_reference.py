@@ -15,6 +15,7 @@ import torch
 import mmrpc
 from mmrpc import MemoryMappedTensor, TensorRef, errors, ref
 from mmrpc.core import reference, resolver
+from mmrpc.core.layout import Layout
 from mmrpc.core.location import (
     FileIdentity,
     FileLocation,
@@ -23,7 +24,6 @@ from mmrpc.core.location import (
     Mode,
     MountLocation,
 )
-from mmrpc.core.layout import Layout
 from tests.needs import needs
 from tests.peers import Peer
 
@@ -69,7 +69,7 @@ class TestRef:
                 ref(tensor)
 
     def test_is_a_value(self, x: MemoryMappedTensor) -> None:
-        """A reference compares, hashes and pickles as the value that it is, and keeps nothing open."""
+        """A reference compares, hashes and pickles as a value, and keeps nothing open."""
         one, two = x.ref(), x.ref()
         assert one == two
         assert len({one, two}) == 1

@@ -170,7 +170,7 @@ class TestClass:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dims = pytest.importorskip("functorch.dim").dims
-        with pytest.raises(ValueError, match="^Using first class dimension indices with Mem"):
+        with pytest.raises(ValueError, match=r"^Using first class dimension indices with Mem"):
             m[dims(1)]
 
 
@@ -307,7 +307,7 @@ class TestDeprecated:
 
     def test_warning_points_at_the_caller(self, m: MemoryMappedTensor) -> None:
         """The line that is to be changed is the one that is shown."""
-        with pytest.warns(DeprecationWarning) as caught:
+        with pytest.warns(DeprecationWarning, match="index") as caught:
             m.index  # noqa: B018
         assert caught[0].filename == __file__
 
