@@ -169,8 +169,8 @@ def _reuse(
     node: str | None,
 ) -> FileMapping | None:
     mapping = _live.get((path, mode))
-    if mapping is None:
-        return None
+    if mapping is None or not mapping.nbytes:
+        return None  # an empty one maps nothing, and so holds no inode
     try:
         status = os.stat(path)
     except OSError:

@@ -18,6 +18,7 @@ import torch
 
 from mmrpc.core import reference
 from mmrpc.core.standin import Unopened
+from mmrpc.paths.locating import sending_to
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import policy as spool
 
@@ -39,8 +40,8 @@ def encode(obj: Any, receiver: Address | None = None) -> Message:
 
     Args:
         obj: Any object that pickles, or that torch's RPC can send.
-        receiver: The process that will decode it, if it may be one of this host: large tensors
-            go through memory that it shares with this one.
+        receiver: The process that will decode it, if that is known. To one of this host large
+            tensors go through memory, and nothing has to be flushed.
 
     Returns:
         The bytes, and the objects in it that travel by torch's own means: plain tensors in
@@ -64,7 +65,8 @@ def encode(obj: Any, receiver: Address | None = None) -> Message:
     out = io.BytesIO()
     pickler = pickle.Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = table
-    pickler.dump(obj)
+    with sending_to(None if receiver is None else receiver.files):
+        pickler.dump(obj)
     return out.getvalue(), carried
 
 

@@ -12,13 +12,15 @@ class Address(NamedTuple):
     """A process, as another of its host can find it.
 
     Attributes:
-        host: `mmrpc.core.host.memory_host_id()`.
+        host: `mmrpc.core.host.memory_host_id()`: where its memory can be opened.
+        files: `mmrpc.core.host.host_id()`: where its paths mean the same.
         pid: Its PID.
         started: Its start time in clock ticks since boot.
         uid: Its user; another user's memory cannot be opened.
     """
 
     host: str
+    files: str
     pid: int
     started: int
     uid: int
@@ -31,7 +33,13 @@ class Address(NamedTuple):
                 return None  # not dumpable, see proc(5)
         except OSError:
             return None
-        return cls(host.memory_host_id(), os.getpid(), host.own_start_time(), os.geteuid())
+        return cls(
+            host.memory_host_id(),
+            host.host_id(),
+            os.getpid(),
+            host.own_start_time(),
+            os.geteuid(),
+        )
 
     def shares_memory(self) -> bool:
         """Whether this process and that one can use each other's memory."""
@@ -51,9 +59,8 @@ def learn(worker: str, address: Address) -> None:
 
 
 def address_of(worker: str) -> Address | None:
-    """Where a worker is, if it has told and shares memory with this process."""
-    address = _by_name.get(worker)
-    return address if address is not None and address.shares_memory() else None
+    """Where a worker is, if it has told."""
+    return _by_name.get(worker)
 
 
 def forget() -> None:
