@@ -34,6 +34,8 @@ def agent(
     if name == cluster.master.node:
         launch(config, overrides=given)
         return
+    master = cluster.nodes[cluster.master.node].host
+    typer.echo(f"agent of {name}: looks for {master}:{cluster.master.port}", err=True)
     try:
         code = join.serve(cluster, name)
     except LaunchError as error:

@@ -27,6 +27,8 @@ from mmrpc.launch.plan import CLUSTER_FILE, Run, WorkerPlan, attempt_env, plan_n
 if TYPE_CHECKING:
     from mmrpc.config import ClusterConfig
 
+LOST = 1
+"""Exit code of an agent whose launcher went away while workers ran."""
 _ORPHAN_GRACE_S = 4.0
 """Longest grace once the launcher is gone: then nothing may be left after 10 seconds."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -116,7 +118,7 @@ class Agent:
         if not data:
             self._selector.unregister(fd)
             # To lose the launcher in the middle is no success.
-            self._leave(0 if self._gang is None else 1)
+            self._leave(0 if self._gang is None else LOST)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:

@@ -143,13 +143,16 @@ def serve(cluster: ClusterConfig, node: str) -> int:
     """
     require_port(cluster)
     from mmrpc.config import config_hash
-    from mmrpc.launch.agent import Agent
+    from mmrpc.launch.agent import LOST, Agent
 
     hello = messages.Hello(node, config_hash(cluster))
     host = cluster.nodes[cluster.master.node].host
     timeout_s = cluster.launch.start_timeout_s
     with connect(host, cluster.master.port, hello, timeout_s) as connection:
-        return Agent(connection.fileno(), connection.fileno(), cluster).run()
+        code = Agent(connection.fileno(), connection.fileno(), cluster).run()
+    if code == LOST:
+        raise LaunchError("the launcher is gone", node=node, exit_code=code)
+    return code
 
 
 def connect(

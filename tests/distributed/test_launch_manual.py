@@ -72,6 +72,7 @@ def test_a_killed_launcher_ends_agents_elsewhere(tmp_path: Path) -> None:
         assert_nobody_left(on_a)
         assert_nobody_left(on_b)
         assert agent.code() == 1
+        assert "on b: the launcher is gone" in agent.text
 
 
 def test_a_killed_agent_ends_the_launch(tmp_path: Path) -> None:
