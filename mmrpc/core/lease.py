@@ -1,8 +1,8 @@
 """How long exported memory waits for its receivers.
 
 A reference may arrive after the tensor that it was made from is gone: the result of a call, or
-what was put into a queue. So memory is kept, from when a reference to it is made, until as many
-processes have opened it as references were made, at most for `LEASE_S` after the last one.
+what was put into a queue. So memory is kept, from when a reference to it is made, until it was
+opened as often as references to it were made, at most for `LEASE_S` after the last one.
 
 A receiver tells the owner by a few bytes in a pipe of the owner's, which it finds as it finds
 the memory: the name of the memory file says which descriptor it is.
@@ -19,25 +19,31 @@ import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from mmrpc.core.mapping import Mapping
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 LEASE_S: Final = 60.0
 
 _NAME = re.compile(r"/memfd:mmrpc-(?P<fd>\d+)-(?P<inode>\d+)\b")
-_OPENED: Final = struct.Struct("=QQ")  # inode of the memory file, PID of the receiver
+_OPENED: Final = struct.Struct("=Q")  # inode of the memory file
 _READ_BYTES: Final = 4096
 
 
-class _Lease:
-    __slots__ = ("exports", "memory", "receivers", "until_s")
+class Memory(Protocol):
+    """A memory file that can be kept."""
 
-    def __init__(self, memory: Mapping) -> None:
+    inode: int
+
+    def unleased(self) -> None:
+        """Called when it need not be kept any longer."""
+
+
+class _Lease:
+    __slots__ = ("memory", "unopened", "until_s")
+
+    def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.exports = 0
-        self.receivers: set[int] = set()
+        self.unopened = 0
         self.until_s = 0.0
 
 
@@ -66,45 +72,80 @@ def is_memory(link: str) -> bool:
     return _NAME.match(link) is not None
 
 
-def grant(memory: Mapping, inode: int) -> None:
+def grant(memory: Memory) -> None:
     """Keeps memory for one more receiver."""
     global _is_watched
+    bell = _get_pipe()[0]
+    if not _is_watched:
+        _hear(bell)  # what was said until now is about leases that have ended
     with _lock:
-        lease = _leases.get(inode)
+        lease = _leases.get(memory.inode)
         if lease is None:
-            lease = _leases[inode] = _Lease(memory)
-        lease.exports += 1
+            lease = _leases[memory.inode] = _Lease(memory)
+        lease.unopened += 1
         lease.until_s = time.monotonic() + LEASE_S
         is_watched, _is_watched = _is_watched, True
     if not is_watched:
-        _thread.start_new_thread(_watch, (_get_pipe()[0],))
+        _thread.start_new_thread(_watch, (bell,))
 
 
-def note_opened(inode: int, pid: int) -> None:
-    """Notes that a process has opened memory of ours."""
+def note_opened(inode: int) -> None:
+    """Notes that a reference to memory of ours was opened."""
     with _lock:
-        lease = _leases.get(inode)  # it outlives the lock, and so does its memory
-        if lease is not None:
-            lease.receivers.add(pid)
-            if len(lease.receivers) >= lease.exports:
-                del _leases[inode]
+        lease = _leases.get(inode)
+        if lease is None:
+            return
+        lease.unopened -= 1
+        if lease.unopened > 0:
+            return
+        del _leases[inode]
+    lease.memory.unleased()
 
 
-def tell_opened(owner: int, link: str, inode: int) -> None:
-    """Tells the owner of memory that this process has opened it; if it cannot hear, it waits."""
+class Bell:
+    """The pipe of a process that owns memory, by which it hears that a reference was opened."""
+
+    __slots__ = ("__weakref__", "_fd")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def ring(self, inode: int) -> None:
+        """Tells the owner; if it cannot hear, the lease ends with time."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, _OPENED.pack(inode))
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+_bells: WeakValueDictionary[tuple[int, str], Bell] = WeakValueDictionary()
+
+
+def bell_of(owner: int, link: str) -> Bell | None:
+    """Finds the bell of the owner of memory, one for all of its memory; None if it has none.
+
+    Args:
+        owner: PID of the owner.
+        link: Where its descriptor of the memory leads to, in ``/proc``.
+    """
     match = _NAME.match(link)
     if match is None:
-        return
+        return None
+    key = owner, match[0]
+    bell = _bells.get(key)
+    if bell is not None:
+        return bell
     path = f"/proc/{owner}/fd/{match['fd']}"
-    with contextlib.suppress(OSError):
+    try:
         status = os.stat(path)
         # After a fork the number may be that of another file.
-        if stat.S_ISFIFO(status.st_mode) and status.st_ino == int(match["inode"]):
-            bell = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.write(bell, _OPENED.pack(inode, os.getpid()))
-            finally:
-                os.close(bell)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_ino != int(match["inode"]):
+            return None
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    return _bells.setdefault(key, Bell(fd))
 
 
 def end_all() -> bool:
@@ -112,6 +153,8 @@ def end_all() -> bool:
     with _lock:
         ended = list(_leases.values())
         _leases.clear()
+    for lease in ended:
+        lease.memory.unleased()
     return bool(ended)
 
 
@@ -132,18 +175,19 @@ def _end_old() -> float | None:
         now = time.monotonic()
         for inode, lease in list(_leases.items()):
             if lease.until_s <= now:
-                ended.append(_leases.pop(inode))
-        if not _leases:
-            _is_watched = False
-            return None
-        return min(lease.until_s for lease in _leases.values()) - now
+                ended.append(_leases.pop(inode).memory)
+        wait_s = min((lease.until_s - now for lease in _leases.values()), default=None)
+        _is_watched = wait_s is not None
+    for memory in ended:
+        memory.unleased()
+    return wait_s
 
 
 def _hear(bell: int) -> None:
     with contextlib.suppress(BlockingIOError):
-        data = os.read(bell, _READ_BYTES // _OPENED.size * _OPENED.size)
-        for inode, pid in _OPENED.iter_unpack(data):
-            note_opened(inode, pid)
+        while True:
+            for (inode,) in _OPENED.iter_unpack(os.read(bell, _READ_BYTES)):
+                note_opened(inode)
 
 
 def _in_child() -> None:

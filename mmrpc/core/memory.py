@@ -54,10 +54,11 @@ class Arena(Mapping):
         used_bytes: Everything behind is fresh, that is, zeros.
         pieces: How many pieces are in use.
         has_exports: Whether a reference to any piece was made.
+        is_leased: Whether it waits for receivers.
         is_forked: Whether another process has all of it.
     """
 
-    __slots__ = ("fd", "has_exports", "inode", "is_forked", "pieces", "used_bytes")
+    __slots__ = (*("fd", "has_exports", "inode", "is_forked", "is_leased", "pieces", "used_bytes"),)
 
     def __init__(self, nbytes: int) -> None:
         fd = os.memfd_create(lease.memory_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -75,15 +76,23 @@ class Arena(Mapping):
         self.used_bytes = 0
         self.pieces = 0
         self.has_exports = False
+        self.is_leased = False
         self.is_forked = False
 
     def where(self) -> MemoryLocation:
         """Where others find it; it waits for them if the tensor goes before."""
-        self.has_exports = True
-        lease.grant(self, self.inode)
+        self.has_exports = self.is_leased = True
+        lease.grant(self)
         return MemoryLocation(
             host.memory_host_id(), os.getpid(), host.own_start_time(), self.fd, self.inode
         )
+
+    def unleased(self) -> None:
+        """Called when nobody is expected to open it any more."""
+        self.is_leased = False
+        with _lock:
+            _retire_if_unused(self)
+        _collect()
 
     def punch(self, start: int, end: int) -> None:
         """Gives the whole pages of a range back; they are zeros afterwards."""
@@ -128,11 +137,14 @@ class Piece(Mapping):
 class ForeignMemory(Mapping):
     """A memory file of another process, mapped whole; its descriptor is closed again."""
 
-    __slots__ = ("origin",)
+    __slots__ = ("bell", "origin")
 
-    def __init__(self, address: int, nbytes: int, origin: MemoryLocation) -> None:
+    def __init__(
+        self, address: int, nbytes: int, origin: MemoryLocation, bell: lease.Bell | None
+    ) -> None:
         super().__init__(address, nbytes, mode=Mode.WRITE, path=None)
         self.origin = origin
+        self.bell = bell
 
     def where(self) -> MemoryLocation:
         """Where it came from."""
@@ -243,17 +255,23 @@ def _collect() -> None:
 
 
 def _give_back(arena: Arena, start: int, nbytes: int, is_exported: bool) -> None:
-    global _current, _live_bytes
+    global _live_bytes
     arena.pieces -= 1
     _live_bytes -= nbytes
     if not is_exported and not arena.is_forked:
         arena.punch(start, start + nbytes)
-    if arena.pieces == 0 and arena is _current:
-        if arena.has_exports or arena.is_forked:
-            _current = None  # the memory goes with the last process that maps it
-        else:
-            arena.punch(0, arena.nbytes)
-            arena.used_bytes = 0
+    _retire_if_unused(arena)
+
+
+def _retire_if_unused(arena: Arena) -> None:
+    global _current
+    if arena.pieces or arena is not _current or arena.is_leased:
+        return
+    if arena.has_exports or arena.is_forked:
+        _current = None  # the memory goes with the last process that maps it
+    else:
+        arena.punch(0, arena.nbytes)
+        arena.used_bytes = 0
 
 
 def attach(location: MemoryLocation, needed_bytes: int, *, node: str | None = None) -> Mapping:
@@ -279,10 +297,13 @@ def _known(location: MemoryLocation) -> Mapping | None:
     if (location.pid, location.started) == (os.getpid(), host.own_start_time()):
         for arena in list(_arenas):
             if arena.inode == location.inode and arena.fd == location.fd:
-                lease.note_opened(arena.inode, location.pid)
+                lease.note_opened(arena.inode)
                 return arena
         return None
-    return _foreign.get((location.pid, location.started, location.inode))
+    foreign = _foreign.get((location.pid, location.started, location.inode))
+    if foreign is not None and foreign.bell is not None:
+        foreign.bell.ring(location.inode)
+    return foreign
 
 
 def _describe(location: MemoryLocation) -> str:
@@ -325,8 +346,10 @@ def _open(location: MemoryLocation, node: str | None) -> ForeignMemory:
         address = libc.mmap(fd, status.st_size, shared=True)
     finally:
         os.close(fd)
-    lease.tell_opened(location.pid, link, location.inode)
-    mapping = ForeignMemory(address, status.st_size, location)
+    bell = lease.bell_of(location.pid, link)
+    if bell is not None:
+        bell.ring(location.inode)
+    mapping = ForeignMemory(address, status.st_size, location, bell)
     key = (location.pid, location.started, location.inode)
     return _foreign.setdefault(key, mapping)
 

@@ -55,7 +55,7 @@ def test_reference_outlives_the_tensor(nbytes: int, own_peer: Peer) -> None:
 
 
 def test_memory_goes_when_it_was_received(own_peer: Peer) -> None:
-    """Once as many processes as references were made have opened it, the owner lets go of it."""
+    """Once it was opened as often as references were made, the owner lets go of it."""
     before = memory_files()
     reference = reference_to_dropped(BIG)
     (file,) = memory_files() - before
@@ -66,12 +66,52 @@ def test_memory_goes_when_it_was_received(own_peer: Peer) -> None:
 
 
 def test_memory_waits_for_every_receiver(own_peer: Peer, peer: Peer) -> None:
-    """Two references wait for two processes, though one of them opens both."""
+    """As many can open it as references were made, one after the other."""
     tensor = MemoryMappedTensor.full(BIG, fill_value=7, dtype=torch.uint8)
-    first, second = tensor.ref(), tensor.ref()
+    references = [tensor.ref() for _ in range(3)]
     del tensor
-    assert [own_peer.call(value, reference) for reference in (first, second, first)] == [7, 7, 7]
-    assert peer.call(value, second) == 7
+    assert own_peer.call(value, references[0]) == 7
+    assert peer.call(value, references[1]) == 7
+    assert own_peer.call(value, references[2]) == 7
+    until(lambda: not lease._leases)
+
+
+def keep(reference: TensorRef) -> None:
+    _kept.append(reference.open())
+
+
+_kept: list[torch.Tensor] = []
+
+
+def test_memory_that_is_mapped_already(own_peer: Peer) -> None:
+    """A receiver that has the memory mapped still says that it opened another reference."""
+    tensor = MemoryMappedTensor.full(3, fill_value=7)
+    for _ in range(20):
+        own_peer.call(keep, tensor.ref())
+    until(lambda: not lease._leases)
+
+
+def test_small_tensors_share_what_waits() -> None:
+    """Many small tensors that were sent and dropped wait together, in a few files."""
+    before = memory_files()
+    references = [reference_to_dropped() for _ in range(1000)]
+    assert len(memory_files() - before) <= 1
+    assert all(reference.open()[0] == 7 for reference in references)
+    assert memory_files() <= before
+
+
+def test_old_news_end_no_lease(own_peer: Peer) -> None:
+    """What receivers said when nobody listened is not taken for an answer to a later reference."""
+    tensor = MemoryMappedTensor.full(BIG, fill_value=7, dtype=torch.uint8)
+    reference = tensor.ref()
+    own_peer.call(value, reference)
+    until(lambda: not lease._is_watched)
+    for _ in range(5):
+        own_peer.call(value, reference)
+    again = tensor.ref()
+    del tensor
+    assert lease._leases
+    assert own_peer.call(value, again) == 7
 
 
 def test_own_process_counts_as_a_receiver() -> None:
@@ -115,7 +155,7 @@ def fork_and_tell(reference: TensorRef) -> int:
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
-        lease.tell_opened(os.getpid(), memory_link(tensor), 1)
+        assert lease.bell_of(os.getpid(), memory_link(tensor)) is None
         new = MemoryMappedTensor.ones(3)
         os._exit(0 if memory_link(new) != memory_link(tensor) else 1)
     except BaseException:
@@ -136,15 +176,28 @@ def test_nothing_is_written_to_a_descriptor_that_is_no_pipe() -> None:
     read, write = os.pipe()
     try:
         inode = os.fstat(write).st_ino
-        lease.tell_opened(os.getpid(), f"/memfd:mmrpc-{write}-{inode + 1} (deleted)", 5)
-        os.set_blocking(read, False)
-        with pytest.raises(BlockingIOError):
-            os.read(read, 1)
-        lease.tell_opened(os.getpid(), f"/memfd:mmrpc-{write}-{inode} (deleted)", 5)
-        assert len(os.read(read, 100)) == 16
+        for other in (f"{write}-{inode + 1}", f"999-{inode}", "0-0"):
+            assert lease.bell_of(os.getpid(), f"/memfd:mmrpc-{other} (deleted)") is None
+        bell = lease.bell_of(os.getpid(), f"/memfd:mmrpc-{write}-{inode} (deleted)")
+        assert bell is lease.bell_of(os.getpid(), f"/memfd:mmrpc-{write}-{inode} (deleted)")
+        bell.ring(5)
+        assert len(os.read(read, 100)) == 8
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_full_pipe(own_peer: Peer) -> None:
+    """An owner that does not listen does not stop a receiver."""
+    tensor = MemoryMappedTensor.full(3, fill_value=7)
+    reference = tensor.ref()
+    assert own_peer.call(open_often, reference, 20_000) == 7
+
+
+def open_often(reference: TensorRef, count: int) -> float:
+    for _ in range(count):
+        tensor = reference.open()
+    return float(tensor[0])
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class TestDescriptors:
             assert opened < 10
             values, opened = receiver.call(open_many, references)
             assert values == [n % 251 for n in range(MANY)]
-            assert opened == 0
+            assert opened <= 1  # by which it tells the owner
 
     def test_many_large(self) -> None:
         """Large tensors have a file each only while they are few for their size."""
