@@ -38,39 +38,62 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_dead_hold_nothing(tmp_path: Path) -> None:
-    """The claim of a process that has died is taken over by one of many who try at once."""
+    """The claim of a process that has died is taken over by exactly one of many who try at once."""
+    path, dead = tmp_path / "c", _dead()
+    for _ in range(60):
+        path.write_bytes(dead)
+        taken: list[int] = []
+        barrier = threading.Barrier(8)
+
+        def take(barrier: threading.Barrier = barrier, taken: list[int] = taken) -> None:
+            barrier.wait(30)
+            try:
+                claims.claim(str(path), "it")
+            except PathExistsError:
+                return
+            taken.append(1)
+
+        threads = [threading.Thread(target=take) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(taken) == 1
+        assert json.loads(path.read_bytes())["pid"] == os.getpid()
+        assert os.listdir(tmp_path) == ["c"]
+        claims.release(str(path))
+
+
+def test_a_claim_that_changed_hands_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who saw a dead claim does not replace the living one that took its place meanwhile."""
     path = tmp_path / "c"
     path.write_bytes(_dead())
-    taken = []
-    barrier = threading.Barrier(8)
+    lock = claims.fcntl.flock
+    mine: list[bytes] = []
 
-    def take() -> None:
-        barrier.wait(30)
-        try:
-            claims.claim(str(path), "it")
-        except PathExistsError:
-            return
-        taken.append(1)
+    def overtaken(fd: int, how: int) -> None:
+        monkeypatch.setattr(claims.fcntl, "flock", lock)
+        claims.claim(str(path), "it")
+        mine.append(path.read_bytes())
+        lock(fd, how)
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(taken) == 1
-    assert json.loads(path.read_bytes())["pid"] == os.getpid()
-    assert os.listdir(tmp_path) == ["c"]
+    monkeypatch.setattr(claims.fcntl, "flock", overtaken)
+    with pytest.raises(PathExistsError, match=f"by process {os.getpid()}"):
+        claims.claim(str(path), "it")
+    assert path.read_bytes() == mine[0]
 
 
-def test_a_claim_that_changed_hands_is_kept(tmp_path: Path) -> None:
-    """Who saw a dead claim does not remove the living one that took its place."""
+def test_one_takes_over_at_a_time(tmp_path: Path) -> None:
+    """While another holds the lock on a dead claim, taking it over is refused, not waited for."""
     path = tmp_path / "c"
-    dead = _dead()
+    path.write_bytes(_dead())
+    with path.open("r+") as file:
+        claims.fcntl.flock(file, claims.fcntl.LOCK_EX)
+        with pytest.raises(PathExistsError, match="being taken over"):
+            claims.claim(str(path), "it")
     claims.claim(str(path), "it")
-    mine = path.read_bytes()
-    claims._take_away(str(path), dead)
-    assert path.read_bytes() == mine
-    assert os.listdir(tmp_path) == ["c"]
 
 
 @pytest.mark.parametrize(
