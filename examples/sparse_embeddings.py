@@ -47,7 +47,9 @@ def make_optimizer(parameters) -> torch.optim.Optimizer:
 def serve(directory: str) -> None:
     model = PairModel()
     before = model.table.weight.detach().clone()
-    with ParameterServer(model, make_optimizer, directory, update="async") as server:
+    with ParameterServer(
+        model, make_optimizer, directory, update="async", trainers=TRAINERS
+    ) as server:
         while not server.wait(timeout_s=0.5):
             pass
         changed = (model.table.weight != before).any(1).sum().item()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mmrpc.train.coordinator import Progress
 from mmrpc.train.follower import Follower, follow
 from mmrpc.train.messages import Link, Pushed
 from mmrpc.train.publisher import Publisher
-from mmrpc.train.server import ParameterServer, Progress
+from mmrpc.train.server import ParameterServer
 from mmrpc.train.trainer import Trainer
 from mmrpc.train.versions import Version, latest
 

@@ -11,17 +11,17 @@ from mmrpc.errors import MmrpcError, PathExistsError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-    from mmrpc.train.server import ParameterServer
+    from mmrpc.train.coordinator import Coordinator
 
-_served: dict[str, ParameterServer] = {}
+_served: dict[str, Coordinator] = {}
 _changed = threading.Condition()
 
 
-def serve(name: str, server: ParameterServer) -> None:
+def serve(name: str, server: Coordinator) -> None:
     """Lets trainers find a server.
 
     Raises:
-        PathExistsError: If this worker has one of that name.
+        MmrpcError: If this worker has one of that name.
     """
     with _changed:
         if name in _served:
@@ -33,7 +33,7 @@ def serve(name: str, server: ParameterServer) -> None:
         _changed.notify_all()
 
 
-def withdraw(name: str, server: ParameterServer) -> None:
+def withdraw(name: str, server: Coordinator) -> None:
     """Lets nobody find a server any more."""
     with _changed:
         if _served.get(name) is server:

@@ -69,19 +69,19 @@ class Rounds:
         policy: See `Policy`.
         members: The trainers that are there.
         waiting: Those whose gradients wait for the next step in sync.
-        has_begun: Whether so many trainers have joined as the policy waits for.
+        seen: All that have ever joined.
     """
 
     policy: Policy
     members: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
-    has_begun: bool = False
+    seen: set[str] = field(default_factory=set)
 
     def join(self, trainer: str) -> None:
         """Takes in a trainer; if it was there before, what it had pushed is forgotten."""
         self.members.add(trainer)
         self.waiting.discard(trainer)
-        self.has_begun = self.has_begun or len(self.members) >= self.policy.trainers
+        self.seen.add(trainer)
 
     def leave(self, trainer: str) -> None:
         """Lets a trainer go. What it has pushed whole stays: its gradient is good."""
@@ -90,6 +90,11 @@ class Rounds:
     def offer(self, trainer: str) -> None:
         """Takes a push in sync."""
         self.waiting.add(trainer)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether so many trainers have joined as the policy waits for."""
+        return len(self.seen) >= self.policy.trainers
 
     @property
     def missing(self) -> set[str]:

@@ -111,14 +111,19 @@ class TrainingState:
         self.arena.tensors[_STEPS].fill_(newest.number + 1)
         self.resumed_from = newest.number
 
-    def step(self) -> None:
+    def step(self, buffers: Mapping[str, torch.Tensor] | None = None) -> None:
         """Makes a step with the gradients that the parameters have.
+
+        Args:
+            buffers: New values of the module's buffers, by name.
 
         Raises:
             UnsupportedTensorError: If the optimizer keeps what it did not before.
         """
         with self._changing():
             self.optimizer.step()
+            for name, value in (buffers or {}).items():
+                self.arena.tensors[name].copy_(value)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:

@@ -118,10 +118,13 @@ class Trainer:
             What became of the gradients.
 
         Raises:
+            ValueError: If the weight is not positive.
             NoSpaceError: If the server could not publish the step that it made.
             RpcTimeoutError: If the step was not made in time.
             PeerLostError: If the server died.
         """
+        if not weight > 0:
+            raise ValueError(f"weight must be positive, not {weight}")
         push = self._unanswered
         if push is None or self._touched:
             push = self._complete(loss, weight)

@@ -376,7 +376,7 @@ def work_quorum(rank: int, directory: str) -> Any:
 def step_of_server() -> int:
     from mmrpc.train import registry
 
-    return registry._served["parameters"].step_number
+    return registry._served["parameters"].progress().step
 
 
 def test_a_quorum_drops_who_is_late(tmp_path) -> None:

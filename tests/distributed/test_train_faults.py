@@ -114,12 +114,12 @@ def work_killed_server(rank: int, directory: str, options: Any, last: int, die_i
     if rank == 0:
         made = TrainingState.step
 
-        def step_and_die(state: TrainingState) -> None:
+        def step_and_die(state: TrainingState, buffers: Any) -> None:
             if state.step_number == die_in:
                 state.module[0].weight.data.fill_(1e9)
                 state.arena.tensors["optim/#steps"][0] += 1
                 os.kill(os.getpid(), signal.SIGKILL)
-            made(state)
+            made(state, buffers)
 
         TrainingState.step = step_and_die
         with ParameterServer(model(), adam, directory, **options) as server:
