@@ -50,7 +50,7 @@ def in_autograd_context() -> bool:
     torch has no public question for it; where the private one is missing, the answer is no.
     """
     current = getattr(autograd, "_current_context", None)
-    if current is None:
+    if current is None or not _may_have_context():
         return False
     try:
         current()
@@ -74,6 +74,12 @@ def remote_exception(error: Exception) -> Any:
     except Exception:  # whoever completes a future with an error must not meet another
         text = type(error).__qualname__
     return cls(text, type(error))
+
+
+def _may_have_context() -> bool:
+    """Whether there is any context in this process; asking for one costs an exception if not."""
+    tell = getattr(autograd, "_get_debug_info", None)
+    return tell is None or bool(tell().get("num_autograd_contexts", True))
 
 
 def pickler() -> Any:
