@@ -168,8 +168,12 @@ class ParameterServer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the module and optimizer of what `state_dict` gave, as a step of its own.
 
+        Args:
+            state: ``module``: values by name, also as ``safetensors.torch.load_file`` reads them
+                from a version. ``optimizer``: the optimizer's state dict, which may be missing.
+
         Raises:
-            LayoutError: If it is of another module.
+            LayoutError: If it is of another module; nothing is changed.
         """
         with self.paused():
             self._state.load_state_dict(state)

@@ -160,14 +160,20 @@ class TrainingState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over module and optimizer of what `state_dict` gave, as a step of its own.
 
+        Args:
+            state: ``module``: values by name, also those read from a version's file; ties may be
+                there once. ``optimizer``: the optimizer's state dict, which may be missing.
+
         Raises:
             LayoutError: If it is of another module; nothing is changed.
         """
-        found = {name: Spec.of(tensor) for name, tensor in state["module"].items()}
-        own = {name: Spec.of(tensor) for name, tensor in self.module.state_dict().items()}
-        attach.check_same(own, found, "the state dict")
+        values = {n: t for n, t in state["module"].items() if not n.startswith(OPTIMIZER_PREFIX)}
+        aliases = self.module.state_dict().keys() - self._module_specs.keys()  # of tied weights
+        found = {name: Spec.of(tensor) for name, tensor in values.items() if name not in aliases}
+        attach.check_same(self._module_specs, found, "the state dict")
         with self._changing():
-            self.module.load_state_dict(state["module"])
+            for name in self._module_specs:
+                self.arena.tensors[name].copy_(values[name])
             if "optimizer" in state:
                 self.optimizer.load_state_dict(_copied(state["optimizer"]))
 

@@ -106,6 +106,28 @@ def test_a_killed_trainer_is_left_behind(tmp_path, kill) -> None:
     assert_close(ours, alone(adam, 6))
 
 
+def work_all_killed(rank: int, directory: str) -> Any:
+    if rank == 0:
+        with ParameterServer(model(), adam, directory, update="async") as server:
+            done = server.wait(90)
+        rpc.shutdown(graceful=False)
+        return done, server.progress().trainers
+    trainer = Trainer(model(), SERVER)
+    backward(trainer, 0)
+    trainer.step()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
+
+
+def test_a_server_notices_that_nobody_is_left(tmp_path) -> None:
+    """Also when no trainer waits for another, the dead are not waited for."""
+    (done, trainers), _ = run(
+        work_all_killed, 2, str(tmp_path), may_die=["worker1"], shutdown=False
+    )
+    assert done
+    assert trainers == 0
+
+
 # The server is killed.
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -128,7 +130,8 @@ def test_a_live_file_that_is_cut_is_not_used(tmp_path) -> None:
 
 def test_state_dicts_go_out_and_in(tmp_path) -> None:
     """A state dict is a copy that brings another training to the same point."""
-    state = open_state(tmp_path / "a") if (tmp_path / "a").mkdir() is None else None
+    (tmp_path / "a").mkdir()
+    state = open_state(tmp_path / "a")
     train(state, 3)
     saved = state.state_dict()
     whole = values(state)
@@ -141,7 +144,7 @@ def test_state_dicts_go_out_and_in(tmp_path) -> None:
     assert all(map(torch.equal, values(other), whole))
     train(other, 1)
     assert all(map(torch.equal, values(other), values(state)))
-    plain, optimizer = model(), None
+    plain = model()
     plain.load_state_dict(saved["module"])
     optimizer = adam(plain.parameters())
     optimizer.load_state_dict(saved["optimizer"])
@@ -155,3 +158,40 @@ def test_a_state_dict_of_another_module_is_refused(tmp_path) -> None:
         state.load_state_dict({"module": model(7).state_dict()})
     assert all(map(torch.equal, values(state), before))
     assert open_state(tmp_path).resumed_from == 0
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = self.a
+
+
+def test_a_safetensors_file_is_a_state_dict(tmp_path) -> None:
+    """What the format's own library reads from a version can be loaded, tied weights too."""
+    from safetensors.torch import load_file
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    state = open_state(tmp_path / "a", Tied())
+    version = Versions(tmp_path / "a").publish(0, state.arena, {})
+    other = open_state(tmp_path / "b", Tied())
+    other.load_state_dict({"module": load_file(version.filename)})
+    assert torch.equal(other.module.b.weight, state.module.a.weight)
+    other.load_state_dict(state.state_dict())
+    assert other.step_number == 2
+
+
+def test_a_copied_version_starts_another_training(tmp_path) -> None:
+    """A version's file in an empty directory is all that a server needs to go on from it."""
+    (tmp_path / "a").mkdir()
+    state = open_state(tmp_path / "a")
+    train(state, 3)
+    version = Versions(tmp_path / "a").publish(3, state.arena, {})
+    (tmp_path / "b").mkdir()
+    shutil.copy(version.filename, tmp_path / "b")
+    other = open_state(tmp_path / "b")
+    assert other.resumed_from == 3
+    train(state, 1)
+    train(other, 1)
+    assert all(map(torch.equal, values(other), values(state)))
