@@ -187,6 +187,8 @@ def pieces_of(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
 
 def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     lazy = tensor.is_conj() or tensor.is_neg()
+    if tensor.itemsize == 1 and not lazy:
+        tensor = tensor.view(torch.uint8)  # of some dtypes torch can copy the bytes only
     if tensor.is_contiguous() and not lazy:
         yield byte_view(tensor)
     elif tensor.numel() * tensor.itemsize <= _PIECE_BYTES or tensor.dim() == 0:

@@ -95,7 +95,7 @@ def test_nothing_is_seen_before_it_is_whole(directory: str) -> None:
         done.wait(0.01)
     done.set()
     thread.join()
-    assert seen <= {"PathNotFoundError", "whole"}
+    assert seen <= {"PathNotFoundError", "whole"}, seen
 
 
 @as_both_users

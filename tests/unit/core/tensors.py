@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,6 @@ _names = itertools.count()
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 ORDINARY = [dtype for dtype in DTYPES.values() if not str(dtype).startswith("torch.bits")]
-# Those of less than a byte torch only holds.
-COPYABLE = [dtype for dtype in ORDINARY if not re.search(r"int[1-7]$", str(dtype))]
 
 
 def bits(tensor: torch.Tensor) -> list[Any]:
