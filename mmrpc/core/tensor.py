@@ -10,8 +10,6 @@ import torch
 
 from mmrpc.core import creation, mapping, reference, upkeep, wrapping
 from mmrpc.core.constructors import Constructors, Device, Size, check_device
-from mmrpc.core.location import Mode
-from mmrpc.core.mapping import FileMapping
 from mmrpc.core.storage import mapped_storage
 from mmrpc.errors import LayoutError, NotSharedError
 
@@ -451,4 +449,4 @@ def _warn_deprecated(name: str) -> None:
     )
 
 
-__all__ = ["FileMapping", "MemoryMappedTensor", "Mode", "wrap"]
+__all__ = ["MemoryMappedTensor", "wrap"]
