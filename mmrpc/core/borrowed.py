@@ -11,36 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmrpc.core import files
 from mmrpc.core.identity import identify
-from mmrpc.core.location import FileIdentity, Mode
+from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping
 from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:
     import torch
-
-
-class BorrowedMapping(FileMapping):
-    """A file that another storage mapped; it is kept alive, and unmaps the file itself."""
-
-    __slots__ = ("storage",)
-
-    def __init__(
-        self,
-        storage: torch.UntypedStorage,
-        *,
-        start_bytes: int,
-        mode: Mode,
-        path: str,
-        identity: FileIdentity,
-    ) -> None:
-        super().__init__(
-            storage.data_ptr(), storage.nbytes(), mode=mode, path=path, identity=identity
-        )
-        self.start_bytes = start_bytes
-        self.storage = storage
-
-    def __del__(self) -> None:
-        """Leaves the memory to its storage."""
 
 
 class _Region(NamedTuple):
@@ -52,8 +28,8 @@ class _Region(NamedTuple):
     inode: int
 
 
-def borrow(storage: torch.UntypedStorage, path: str) -> BorrowedMapping:
-    """Describes a storage that is mapped from a file.
+def borrow(storage: torch.UntypedStorage, path: str) -> FileMapping:
+    """Describes a storage that is mapped from a file; the storage goes on to own its bytes.
 
     Raises:
         LayoutError: If it is not mapped from that file.
@@ -68,12 +44,14 @@ def borrow(storage: torch.UntypedStorage, path: str) -> BorrowedMapping:
     region = _region_at(address) if storage.nbytes() else _Region(0, True, 0, identity.inode)
     if region is None or region.inode != identity.inode:
         raise LayoutError(f"the storage is not mapped from {path!r}")
-    return BorrowedMapping(
-        storage,
-        start_bytes=region.offset + address - region.start,
+    return FileMapping(
+        address,
+        storage.nbytes(),
         mode=Mode.WRITE if region.is_shared else Mode.READ,
         path=path,
         identity=identity,
+        owner=storage,
+        start_bytes=region.offset + address - region.start,
     )
 
 

@@ -102,21 +102,30 @@ def note_opened(inode: int) -> None:
     lease.memory.unleased()
 
 
+class _Descriptor:
+    """Closed when it goes; see `mmrpc.core.mapping.Pages` for why it is an object of its own."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 class Bell:
     """The pipe of a process that owns memory, by which it hears that a reference was opened."""
 
     __slots__ = ("__weakref__", "_fd")
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd = _Descriptor(fd)
 
     def ring(self, inode: int) -> None:
         """Tells the owner; if it cannot hear, the lease ends with time."""
         with contextlib.suppress(OSError):
-            os.write(self._fd, _OPENED.pack(inode))
-
-    def __del__(self) -> None:
-        os.close(self._fd)
+            os.write(self._fd.number, _OPENED.pack(inode))
 
 
 _bells: WeakValueDictionary[tuple[int, str], Bell] = WeakValueDictionary()

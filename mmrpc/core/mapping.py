@@ -25,6 +25,29 @@ if TYPE_CHECKING:
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class Pages:
+    """Pages of memory that are unmapped when it goes, and a descriptor that is closed then.
+
+    An object of its own: while `__del__` of an object runs, another thread can still get it out
+    of a registry of weak references, and would have what is being unmapped.
+    """
+
+    __slots__ = ("_address", "_fd", "_nbytes")
+
+    def __init__(self, address: int, nbytes: int, fd: int | None = None) -> None:
+        self._address = address
+        self._nbytes = nbytes
+        self._fd = fd
+
+    def __del__(self) -> None:
+        # `libc` is None when the interpreter ends; the kernel unmaps then.
+        if libc is not None:
+            if self._address:
+                libc.munmap(self._address, self._nbytes)
+            if self._fd is not None:
+                os.close(self._fd)
+
+
 class Mapping:
     """Bytes that are mapped into this process, writable; unmapped when nothing views them.
 
@@ -34,6 +57,7 @@ class Mapping:
         start_bytes: Where the first byte stands in the file or memory.
         mode: `Mode.WRITE` if writes are shared, `Mode.READ` if they stay in this process.
         path: Absolute path of the file; None for memory.
+        owner: What keeps the bytes mapped, such as `Pages`.
         location: What a resolver found for it, to be found again; the resolver's to use.
         packed: What `mmrpc.core.reference` made of a location, likewise.
     """
@@ -44,18 +68,27 @@ class Mapping:
         "location",
         "mode",
         "nbytes",
+        "owner",
         "packed",
         "path",
         "start_bytes",
     )
 
     def __init__(
-        self, address: int, nbytes: int, *, mode: Mode, path: str | None, start_bytes: int = 0
+        self,
+        address: int,
+        nbytes: int,
+        *,
+        mode: Mode,
+        path: str | None,
+        owner: object,
+        start_bytes: int = 0,
     ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.mode = mode
         self.path = path
+        self.owner = owner
         self.start_bytes = start_bytes
         self.location: Location | None = None
         self.packed: tuple[Location, tuple[Any, ...]] | None = None
@@ -87,20 +120,25 @@ class FileMapping(Mapping):
     path: str
 
     def __init__(
-        self, address: int, nbytes: int, *, mode: Mode, path: str, identity: FileIdentity
+        self,
+        address: int,
+        nbytes: int,
+        *,
+        mode: Mode,
+        path: str,
+        identity: FileIdentity,
+        owner: object,
+        start_bytes: int = 0,
     ) -> None:
-        super().__init__(address, nbytes, mode=mode, path=path)
+        super().__init__(
+            address, nbytes, mode=mode, path=path, owner=owner, start_bytes=start_bytes
+        )
         self.identity = identity
 
     def is_named(self, status: os.stat_result) -> bool:
         """Whether `status` is that of the mapped file."""
         identity = self.identity
         return status.st_ino == identity.inode and status.st_dev == identity.device
-
-    def __del__(self) -> None:
-        # `libc` is None when the interpreter ends; the kernel unmaps then.
-        if self.address and libc is not None:
-            libc.munmap(self.address, self.nbytes)
 
 
 class Opener(Protocol):
@@ -207,7 +245,8 @@ def map_descriptor(
         address = libc.mmap(fd, nbytes, shared=mode is Mode.WRITE) if nbytes else 0
     except OSError as error:
         raise files.path_error(error, path) from None
-    return FileMapping(address, nbytes, mode=mode, path=path, identity=identity)
+    pages = Pages(address, nbytes)
+    return FileMapping(address, nbytes, mode=mode, path=path, identity=identity, owner=pages)
 
 
 def adopt(mapping: FileMapping) -> FileMapping:

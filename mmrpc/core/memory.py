@@ -22,7 +22,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from mmrpc.core import files, host, lease, libc
 from mmrpc.core.location import MemoryLocation, Mode
-from mmrpc.core.mapping import PAGE_BYTES, Mapping
+from mmrpc.core.mapping import PAGE_BYTES, Mapping, Pages
 from mmrpc.core.meminfo import available_bytes
 from mmrpc.errors import (
     FileTooShortError,
@@ -58,7 +58,15 @@ class Arena(Mapping):
         is_forked: Whether another process has all of it.
     """
 
-    __slots__ = (*("fd", "has_exports", "inode", "is_forked", "is_leased", "pieces", "used_bytes"),)
+    __slots__ = (
+        "fd",
+        "has_exports",
+        "inode",
+        "is_forked",
+        "is_leased",
+        "pieces",
+        "used_bytes",
+    )
 
     def __init__(self, nbytes: int) -> None:
         fd = os.memfd_create(lease.memory_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -71,7 +79,8 @@ class Arena(Mapping):
         except BaseException:
             os.close(fd)
             raise
-        super().__init__(address, nbytes, mode=Mode.WRITE, path=None)
+        pages = Pages(address, nbytes, fd)
+        super().__init__(address, nbytes, mode=Mode.WRITE, path=None, owner=pages)
         self.fd = fd
         self.used_bytes = 0
         self.pieces = 0
@@ -101,11 +110,6 @@ class Arena(Mapping):
         if last > first:
             libc.punch_hole(self.fd, first, last - first)
 
-    def __del__(self) -> None:
-        if libc is not None and self.address:
-            libc.munmap(self.address, self.nbytes)
-            os.close(self.fd)
-
 
 class Piece(Mapping):
     """The part of an arena that one tensor has."""
@@ -118,6 +122,7 @@ class Piece(Mapping):
             nbytes,
             mode=Mode.WRITE,
             path=None,
+            owner=arena,
             start_bytes=start_bytes,
         )
         self.arena = arena
@@ -142,17 +147,14 @@ class ForeignMemory(Mapping):
     def __init__(
         self, address: int, nbytes: int, origin: MemoryLocation, bell: lease.Bell | None
     ) -> None:
-        super().__init__(address, nbytes, mode=Mode.WRITE, path=None)
+        pages = Pages(address, nbytes)
+        super().__init__(address, nbytes, mode=Mode.WRITE, path=None, owner=pages)
         self.origin = origin
         self.bell = bell
 
     def where(self) -> MemoryLocation:
         """Where it came from."""
         return self.origin
-
-    def __del__(self) -> None:
-        if libc is not None and self.address:
-            libc.munmap(self.address, self.nbytes)
 
 
 AnonymousMapping = Arena | Piece | ForeignMemory

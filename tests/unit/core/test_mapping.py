@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrpc import MemoryMappedTensor, errors
+from mmrpc import MemoryMappedTensor, TensorRef, errors
 from mmrpc.core import mapping
 from mmrpc.core.location import Mode
 from tests.peers import Peer
@@ -121,6 +121,49 @@ def test_threads_get_one_mapping(path: str) -> None:
     assert failures == []
     gc.collect()
     assert mappings(path) == []
+
+
+def open_while_unmapped(opens: Callable[[], MemoryMappedTensor]) -> bool:
+    """Opens on another thread what this one is unmapping; gives whether it got other pages."""
+    unmapping, opened = threading.Event(), threading.Event()
+    munmap = mapping.libc.munmap
+    found: list[MemoryMappedTensor] = []
+
+    def slow_munmap(address: int, nbytes: int) -> None:
+        unmapping.set()
+        opened.wait(30)
+        munmap(address, nbytes)
+
+    def open_then() -> None:
+        unmapping.wait(30)
+        found.append(opens())
+        opened.set()
+
+    thread = threading.Thread(target=open_then)
+    thread.start()
+    x = opens()
+    address = x.data_ptr()
+    mapping.libc.munmap = slow_munmap
+    del x
+    thread.join()
+    mapping.libc.munmap = munmap
+    return found[0].data_ptr() != address and float(found[0].sum()) > 0
+
+
+def open_file_while_unmapped(path: str) -> bool:
+    return open_while_unmapped(lambda: open_as(path))
+
+
+def open_memory_while_unmapped(reference: TensorRef) -> bool:
+    return open_while_unmapped(reference.open)
+
+
+def test_what_is_being_unmapped_is_not_reused(path: str) -> None:
+    """A thread that opens what another is just dropping gets a mapping of its own."""
+    with Peer() as peer:  # it would not survive a mistake here
+        assert peer.call(open_file_while_unmapped, path)
+        x = MemoryMappedTensor.ones(3)
+        assert peer.call(open_memory_while_unmapped, x.ref())
 
 
 def run_in_fork(check: Callable[[], None]) -> None:
