@@ -78,7 +78,6 @@ def init_rpc(
     set_resolver(resolver)
     futures.set_devices(_devices(rpc_backend_options))
     spool.configure(cluster_group.share_above_bytes())
-    executor.configure(getattr(rpc_backend_options, "num_worker_threads", 0))
     try:
         with warnings.catch_warnings():
             # torch's own, about its own use of a process group: nobody here can change it.

@@ -1,8 +1,8 @@
 """The threads that run what peers ask for.
 
 torch's own pool also completes futures: when all of its threads wait for nested calls, nothing
-can answer them any more. So calls have at most half of its threads; all others are handed over
-to threads of ours, of which there are as many as calls run at the time. They are daemons, as
+can answer them any more; and its shutdown waits for every call that is on one. So calls run on
+threads of ours, of which there are as many as calls run at the time. They are daemons, as
 `concurrent.futures` has none: a call that never returns must not keep a process alive that has
 left its group.
 """
@@ -101,34 +101,15 @@ class CallThreads:
 
 
 _threads = CallThreads()
-_torch_threads = threading.Semaphore(0)
-
-
-def configure(torch_threads: int) -> None:
-    """Says how many threads torch's pool has."""
-    global _torch_threads
-    _torch_threads = threading.Semaphore(torch_threads // 2)
 
 
 def run(fn: Callable[..., None], *args: Any) -> None:
-    """Runs a function that must not raise, at once or soon.
-
-    On this thread of torch's, if enough others are left: a call that is handed over costs two
-    more changes of threads, which is a good part of what a small call takes.
-    """
-    threads = _torch_threads
-    if not threads.acquire(blocking=False):
-        _threads.submit(fn, *args)
-        return
-    try:
-        fn(*args)
-    finally:
-        threads.release()
+    """Runs a function that must not raise, soon, on a thread of ours."""
+    _threads.submit(fn, *args)
 
 
 def restart() -> None:
     """Ends the threads of a group that this process left, and has new ones for the next."""
     global _threads
-    configure(0)
     _threads.stop(_GRACE_S)
     _threads = CallThreads()

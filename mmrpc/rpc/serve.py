@@ -32,8 +32,8 @@ def serve(
 ) -> torch.futures.Future[Reply]:
     """Runs a call and completes the future with its `Reply`, never with an error.
 
-    This is the one function that torch sees of ours. The executor says on which thread a call
-    runs, except in a distributed autograd context: torch ties that to its own thread.
+    This is the one function that torch sees of ours. Calls run on the executor's threads, except
+    in a distributed autograd context: torch ties that to its own thread.
 
     Args:
         data: The pickled function and arguments, from `wire.encode`.

@@ -224,6 +224,28 @@ def test_a_call_may_outlive_its_workers_group() -> None:
     assert shutdown.cls is errors.PeerLostError
 
 
+def never_return() -> None:
+    threading.Event().wait()
+
+
+def leave_with_a_call_that_never_returns(rank: int, graceful: bool) -> Any:
+    found = None
+    if rank == 0:
+        found = outcome(lambda: rpc.rpc_sync("worker1", never_return, timeout=0.5)).cls
+        outcome(lambda: rpc.rpc_sync("worker1", ask))  # it may leave before it has answered
+    else:
+        wait_until_asked()
+    rpc.shutdown(graceful)
+    return found
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_a_call_that_never_returns_keeps_no_worker(graceful: bool) -> None:
+    """Its worker leaves the group and its process ends."""
+    found = run(leave_with_a_call_that_never_returns, 2, graceful, shutdown=False)
+    assert found == [errors.RpcTimeoutError, None]
+
+
 def leave_by_either(rank: int, by_torch: int) -> None:
     rpc.rpc_sync(f"worker{1 - rank}", len, ([],))
     torch.distributed.rpc.shutdown() if rank == by_torch else rpc.shutdown()
