@@ -122,20 +122,25 @@ def _portable(state: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+# The methods of an exception are the user's code. Whatever they do, the caller waits for an answer.
+
+
 def _type_name(cls: type) -> str:
-    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
-    return module + cls.__qualname__
+    # Past what a metaclass makes of these names.
+    module = type.__getattribute__(cls, "__module__")
+    name = str(type.__getattribute__(cls, "__qualname__"))
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as broken:
-        return f"<its text cannot be read: {type(broken).__name__}>"
+        return "".join([str(error)])  # joined, a subclass of str becomes a str
+    except BaseException as broken:
+        return f"<its text cannot be read: {_type_name(type(broken))}>"
 
 
 def _traceback(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:
-        return f"{type(error).__qualname__}: {_text(error)}"
+    except BaseException:
+        return f"{_type_name(type(error))}: {_text(error)}"

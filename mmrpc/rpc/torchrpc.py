@@ -71,8 +71,8 @@ def remote_exception(error: Exception) -> Any:
         # They decode the text's escapes before they raise the class with it. Not by the codec's
         # name: a process that changed its user may be unable to import that.
         text = codecs.unicode_escape_encode(str(error))[0].decode("ascii")
-    except Exception:  # whoever completes a future with an error must not meet another
-        text = type(error).__qualname__
+    except BaseException:  # whoever completes a future with an error must not meet another
+        text = "<its text cannot be read>"
     return cls(text, type(error))
 
 

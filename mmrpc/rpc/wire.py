@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Message = tuple[bytes, list[Any]]
 """The pickled object, and the tensors, RRefs and modules that it refers to by number."""
 
+_LAYOUTS_OF_TORCHS = (torch.strided, torch.sparse_coo)
+"""What torch's serializer takes; over a nested tensor it even aborts the process."""
+
 _jit: Any = torch.jit
 
 _decoding = threading.local()
@@ -124,7 +127,7 @@ def _carried(index: int) -> Any:
     return _decoding.carried[index]
 
 
-def reduce_plain(carry: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
+def reduce_plain(carry: Callable[[Any], Any], tensor: Any) -> Any:
     """Gives the pickled form of a plain tensor.
 
     Args:
@@ -132,6 +135,8 @@ def reduce_plain(carry: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
         tensor: A tensor of exactly the class `torch.Tensor`.
     """
     if not reference.is_mapped(tensor):
+        if tensor.is_nested or tensor.layout not in _LAYOUTS_OF_TORCHS:
+            return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # its parts travel
         return carry(tensor)
     if not tensor.requires_grad:
         return reference.reduce_tensor(tensor, as_plain=True)

@@ -72,6 +72,17 @@ def raise_noted() -> None:
     raise error
 
 
+class ExitsWhenReadError(Exception):
+    """Wants to end the process that asks for its text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def raise_unreadable() -> None:
+    raise ExitsWhenReadError
+
+
 def raise_caused() -> None:
     try:
         raise_value()
@@ -191,12 +202,23 @@ RAISERS = (
 )
 
 
+def _error_of(future: Any) -> Any:
+    try:
+        return future.wait()
+    except Exception as error:
+        return error
+
+
 def call_everything(rank: int, path: str) -> dict[str, Any]:
     if rank == 1:
         return {}
     found: dict[str, Any] = {}
     for fn in RAISERS:
         found[fn.__name__] = by_every_way(rpc, "worker1", fn)
+    found["raise_unreadable"] = [
+        type(rpc.rpc_async("worker1", raise_unreadable).then(_error_of).wait()),
+        type(_error_of(rpc.rpc_async("worker1", raise_unreadable))),
+    ]
     values = {
         "returned exception": (return_exception, ()),
         "builtin": (torch.sum, (torch.ones(3),)),
@@ -205,6 +227,7 @@ def call_everything(rank: int, path: str) -> dict[str, Any]:
         "later": (complete_later, ("worker0", torch.ones(2), 1.5)),
         "module": (apply, (script_a_module(), torch.ones(2))),
         "sparse": (torch.Tensor.to_dense, (torch.eye(2).to_sparse(),)),
+        "nested": (torch.Tensor.clone, (torch.nested.nested_tensor([torch.ones(2)]),)),
         "parameter": (type, (torch.nn.Parameter(torch.ones(2)),)),
     }
     for name, (fn, args) in values.items():
@@ -324,14 +347,20 @@ def test_an_async_function_without_a_future_is_an_error(found: dict[str, Any], w
 
 @WAYS
 def test_values_arrive_by_every_way(found: dict[str, Any], way: str) -> None:
-    """Builtins, methods, TorchScript, async functions, modules, sparse tensors, Parameters."""
+    """Builtins, methods, TorchScript, async functions, modules, sparse and nested tensors."""
     assert found["builtin"][way] == 3
     assert found["method"][way].tolist() == [2, 2, 2]
     assert found["script"][way].tolist() == [3, 3]
     assert found["later"][way].tolist() == [3.5, 3.5]
     assert found["module"][way].tolist() == [2, 2]
     assert found["sparse"][way].tolist() == [[1, 0], [0, 1]]
+    assert found["nested"][way][0].tolist() == [1, 1]
     assert found["parameter"][way] is torch.nn.Parameter
+
+
+def test_an_exception_that_cannot_be_read_leaves_nobody_waiting(found: dict[str, Any]) -> None:
+    """It arrives, though its text ends whoever asks for it."""
+    assert found["raise_unreadable"] == [ExitsWhenReadError] * 2
 
 
 def test_an_exception_as_a_result_is_a_value(found: dict[str, Any]) -> None:

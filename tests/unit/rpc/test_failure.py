@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
@@ -23,6 +24,41 @@ class TwoPartError(Exception):
 class MutedError(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
+
+
+class ExitsWhenReadError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class ClosedError(Exception):
+    """No attribute of it can be read, not even by who prints its traceback."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyboardInterrupt
+
+
+class _Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__qualname__"):
+            raise SystemExit
+        return super().__getattribute__(name)
+
+
+class NamelessError(Exception, metaclass=_Nameless):
+    """Its class does not tell its name."""
+
+
+class _Text(str):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not picklable")
+
+
+class OddTextError(Exception):
+    """Its text is a string that does not pickle."""
+
+    def __str__(self) -> str:
+        return _Text("odd")
 
 
 class LyingError(Exception):
@@ -126,6 +162,16 @@ def test_what_cannot_be_rebuilt_is_told(error: BaseException, name: str, text: s
 def test_an_exception_whose_text_cannot_be_read_arrives() -> None:
     """Whoever prints it there has the same trouble."""
     assert type(arrive(MutedError())) is MutedError
+
+
+@pytest.mark.parametrize("cls", [ExitsWhenReadError, ClosedError, NamelessError, OddTextError])
+def test_whatever_its_methods_do_an_exception_is_told(cls: type[Exception]) -> None:
+    """Its caller gets an answer, with the name of its class, that pickles."""
+    failure = Failure.of(cls("x"))
+    assert failure.type_name == f"{__name__}.{type.__getattribute__(cls, '__name__')}"
+    assert all(map(str, (failure.text, failure.traceback)))
+    told = pickle.dumps((failure.type_name, failure.text, failure.traceback, failure.data))
+    assert pickle.loads(told)[0] == failure.type_name
 
 
 def test_a_copy_that_differs_is_not_taken_for_the_exception() -> None:

@@ -46,13 +46,14 @@ def test_an_exception_is_raised_as_it_was_set(read: str) -> None:
 
 class MutedError(Exception):
     def __str__(self) -> str:
-        raise ValueError("no text")
+        raise self.args[0]
 
 
-def test_an_exception_without_a_text_completes_the_future() -> None:
+@pytest.mark.parametrize("broken", [ValueError("no text"), SystemExit(1)])
+def test_an_exception_without_a_text_completes_the_future(broken: BaseException) -> None:
     """Nobody is left waiting because an error cannot be told."""
     future = new_future()
-    future.set_exception(MutedError())
+    future.set_exception(MutedError(broken))
     with pytest.raises(MutedError):
         future.wait()
 

@@ -49,6 +49,28 @@ def test_plain_values_come_back(value: Any) -> None:
     assert wire.decode(data, carried) == value
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)]),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.eye(3).to_sparse_csc(),
+        lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    ],
+    ids=["nested", "csr", "csc", "bsr"],
+)
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta) (stage|state):UserWarning")
+def test_tensors_that_torchs_rpc_does_not_take_travel_by_their_parts(make: Any) -> None:
+    """What is carried is what it takes: over some others its serializer aborts the process."""
+    x = make()
+    data, carried = wire.encode(x)
+    assert all(part.layout is torch.strided and not part.is_nested for part in carried)
+    y = wire.decode(data, carried)
+    assert (y.layout, y.is_nested) == (x.layout, x.is_nested)
+    parts = [t.unbind() if t.is_nested else [t.to_dense()] for t in (x, y)]
+    assert all(map(torch.equal, *parts))
+
+
 def test_an_ordinary_tensor_is_carried_once(mapped: torch.Tensor) -> None:
     """It is torch's to send, and stays one object if it occurs twice."""
     x = torch.ones(1000)
