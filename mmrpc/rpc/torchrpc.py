@@ -50,11 +50,13 @@ def in_autograd_context() -> bool:
     torch has no public question for it; where the private one is missing, the answer is no.
     """
     current = getattr(autograd, "_current_context", None)
-    if current is None or not _may_have_context():
+    if current is None:
         return False
     try:
+        if not _may_have_context():
+            return False
         current()
-    except RuntimeError:
+    except RuntimeError:  # no context here, or no distributed autograd in this process yet
         return False
     return True
 
