@@ -33,6 +33,8 @@ class _FileHandle(ctypes.Structure):
     )
 
 
+_PR_GET_DUMPABLE = 3
+
 _libc.mmap.argtypes = (
     ctypes.c_void_p,
     ctypes.c_size_t,
@@ -84,6 +86,11 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
     """Tells the kernel how pages will be used; `address` on a page boundary."""
     if _libc.madvise(address, nbytes, advice):
         raise _os_error()
+
+
+def is_dumpable() -> bool:
+    """Whether other processes of this user may open this one's memory; see prctl(2)."""
+    return bool(_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1)
 
 
 def file_handle(fd: int) -> bytes | None:

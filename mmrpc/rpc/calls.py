@@ -150,8 +150,9 @@ def _prepare(
         # torch runs it there without Python; that knows no wrapped RRef, and no reference.
         plain = tuple(getattr(arg, "torch_rref", arg) for arg in args)
         return call, func, plain, {k: getattr(v, "torch_rref", v) for k, v in kwargs.items()}
-    message = wire.encode((func, args, kwargs), peers.address_of(call.peer))
-    return call, serve, (*message, spool.own_address() if is_reply_ours else None), {}
+    receiver = peers.address_of(call.peer)
+    message = wire.encode((func, args, kwargs), receiver)
+    return call, serve, (*message, spool.own_address(receiver) if is_reply_ours else None), {}
 
 
 def _any_mapped(value: Any) -> bool:

@@ -82,7 +82,7 @@ class Reply:
                 return _received_value, (*self._message, self._sender)
             try:
                 message = wire.encode(self._value, self._receiver)
-                return _received_value, (*message, spool.own_address())
+                return _received_value, (*message, spool.own_address(self._receiver))
             except BaseException as error:
                 failure = Failure.of(error)
         told = pickle.dumps((failure.type_name, failure.text, failure.traceback, failure.data))

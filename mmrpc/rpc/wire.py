@@ -68,8 +68,12 @@ def encode(obj: Any, receiver: Address | None = None) -> Message:
     out = io.BytesIO()
     pickler = pickle.Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = table
-    with sending_to(None if receiver is None else receiver.files):
-        pickler.dump(obj)
+    try:
+        with sending_to(None if receiver is None else receiver.files):
+            pickler.dump(obj)
+    except BaseException:
+        spool.withdraw(carried)
+        raise
     return out.getvalue(), carried
 
 
@@ -109,7 +113,7 @@ def message_nbytes(
     """
     from mmrpc.rpc.serve import serve
 
-    message = (*encode((func, tuple(args or ()), dict(kwargs or {}))), spool.own_address())
+    message = (*encode((func, tuple(args or ()), dict(kwargs or {}))), spool.own_address(None))
     call = torchrpc.internal.PythonUDF(serve, message, {})
     data, tensors = torchrpc.internal.serialize(call)
     nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)

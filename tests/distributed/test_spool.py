@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from mmrpc.testing import run_workers
 
 LARGE = 1 << 20  # elements of float32: 4 MiB
 ENV = {"MMRPC_SHARE_ABOVE_BYTES": str(1 << 20)}
+_is_nobody = threading.Event()
 _kept: list[torch.Tensor] = []
 
 
@@ -173,6 +175,90 @@ def over_quota(rank: int) -> None:
 def test_beyond_the_quota_tensors_go_as_ever() -> None:
     """Memory for slots is bounded; what does not fit travels by TensorPipe."""
     run_workers(over_quota, 2, env=ENV)
+
+
+def large_and_lock() -> Any:
+    return torch.ones(LARGE), threading.Lock()
+
+
+def slots_free() -> list[bool]:
+    return [slot.is_free() for slot in slots()]
+
+
+def fails_to_pickle(rank: int) -> None:
+    if rank:
+        return
+    rpc.rpc_sync("worker1", slots_mapped)
+    for _ in range(4):
+        with pytest.raises(AttributeError, match="lambda"):
+            rpc.rpc_sync("worker1", both, ({"x": torch.ones(LARGE), "f": lambda: 0},))
+        with pytest.raises(TypeError, match="lock"):
+            rpc.rpc_sync("worker1", large_and_lock)
+    assert slots_free() == [True]
+    assert rpc.rpc_sync("worker1", slots_free) == [True]
+
+
+def test_a_message_that_is_never_sent_keeps_no_slot() -> None:
+    """What does not pickle behind a large tensor, in arguments and in results."""
+    run_workers(fails_to_pickle, 2, env=ENV)
+
+
+def become_nobody(dumpable: int) -> None:
+    """Of both workers, since root may open everything."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    set_dumpable(dumpable)
+    _is_nobody.set()
+    rpc.rpc_sync(f"worker{1 - rpc.get_worker_info().id}", wait_until_nobody)
+
+
+def wait_until_nobody() -> None:
+    assert _is_nobody.wait(60)
+
+
+def set_dumpable(dumpable: int) -> None:
+    """Says whether others of this user may open this process's memory."""
+    ctypes.CDLL(None).prctl(4, dumpable, 0, 0, 0)  # PR_SET_DUMPABLE
+
+
+def hide_later(rank: int, hidden: int) -> Any:
+    become_nobody(dumpable=1)
+    if rank:
+        return None
+    for _ in range(3):
+        x = rpc.rpc_sync("worker1", add_one, (torch.zeros(LARGE),))
+    assert slots()
+    assert rpc.rpc_sync("worker1", slots_free)
+    rpc.rpc_sync(f"worker{hidden}", set_dumpable, (0,))
+    for _ in range(3):
+        x = rpc.rpc_sync("worker1", add_one, (x,))
+    return float(x.sum()) / LARGE
+
+
+def hidden_from_the_start(rank: int) -> Any:
+    become_nobody(dumpable=0)
+    if rank:
+        return None
+    for _ in range(3):
+        x = rpc.rpc_sync("worker1", add_one, (torch.zeros(LARGE),))
+    return float(x.sum()) / LARGE, slots(), rpc.rpc_sync("worker1", slots_free)
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_a_process_that_hides_its_memory_sends_as_ever(hidden: int) -> None:
+    """Caller or callee; nothing that it sends needs its memory any more."""
+    assert run_workers(hide_later, 2, hidden, env=ENV)[0] == 4
+
+
+@AS_ROOT
+def test_processes_that_cannot_open_each_others_memory_do_without() -> None:
+    """Arguments and results arrive, and no slot is made."""
+    assert run_workers(hidden_from_the_start, 2, env=ENV)[0] == (1, [], [])
 
 
 def off(rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -16,38 +17,37 @@ class Address(NamedTuple):
         files: `mmrpc.core.host.host_id()`: where its paths mean the same.
         pid: Its PID.
         started: Its start time in clock ticks since boot.
-        uid: Its user; another user's memory cannot be opened.
+        opens: Whether it has found that it may open the memory of the process that this is
+            told to.
     """
 
     host: str
     files: str
     pid: int
     started: int
-    uid: int
+    opens: bool = False
 
     @classmethod
-    def own(cls) -> Address | None:
-        """That of this process; None if others of its user may not open its memory."""
-        try:
-            if os.stat(f"/proc/{os.getpid()}").st_uid != os.geteuid():
-                return None  # not dumpable, see proc(5)
-        except OSError:
-            return None
-        return cls(
-            host.memory_host_id(),
-            host.host_id(),
-            os.getpid(),
-            host.own_start_time(),
-            os.geteuid(),
-        )
+    def own(cls) -> Address:
+        """That of this process."""
+        return cls(host.memory_host_id(), host.host_id(), os.getpid(), host.own_start_time())
 
-    def shares_memory(self) -> bool:
-        """Whether this process and that one can use each other's memory."""
-        return (
-            self.host == host.memory_host_id()
-            and self.uid == os.geteuid()
-            and self.pid != os.getpid()
-        )
+    def can_be_opened(self) -> bool:
+        """Whether this process may open the memory of that one."""
+        if self.host != host.memory_host_id() or self.pid == os.getpid():
+            return False
+        return _can_be_opened(self.pid, self.started)
+
+
+@functools.lru_cache(maxsize=4096)
+def _can_be_opened(pid: int, started: int) -> bool:
+    # Not by comparing users: capabilities, namespaces and security modules have a say, too. The
+    # kernel asks for this link what it asks for a descriptor.
+    try:
+        os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return False
+    return host.is_alive(pid, started)
 
 
 _by_name: dict[str, Address] = {}
@@ -66,3 +66,4 @@ def address_of(worker: str) -> Address | None:
 def forget() -> None:
     """Forgets all."""
     _by_name.clear()
+    _can_be_opened.cache_clear()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from mmrpc.core import libc
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import peers, received
 from mmrpc.rpc.spool.peers import Address
@@ -64,23 +65,36 @@ def close() -> None:
     peers.forget()
 
 
-def own_address() -> Address | None:
-    """What this process tells others, so that they can send to it through memory."""
-    return _own
+def own_address(to: Address | None) -> Address | None:
+    """What this process tells another, so that it can send to this one through memory.
+
+    Args:
+        to: Where that one is, if it is known.
+    """
+    return _own and _own._replace(opens=to is not None and to.can_be_opened())
 
 
 def offer(tensor: torch.Tensor, receiver: Address) -> Ticket | None:
     """Puts a tensor into a slot for a receiver of this host, or gives None: it goes as ever.
 
     That is so if it is small, in other than plain CPU memory, not contiguous, part of an
-    autograd graph, or if there is no room.
+    autograd graph, if the receiver may not open this process's memory, or if there is no room.
     """
     pool, above = _pool, _share_above_bytes
     if pool is None or above is None or not _suits(tensor, above):
         return None
-    if not receiver.shares_memory() or torchrpc.in_autograd_context():
+    # Since the receiver looked, this process may have closed its memory to others: prctl(2).
+    if not (receiver.opens and libc.is_dumpable()) or torchrpc.in_autograd_context():
         return None
     return pool.put(tensor, receiver)
+
+
+def withdraw(carried: Iterable[Any]) -> None:
+    """Frees the slots of a message that will not be sent."""
+    pool = _pool
+    for item in carried:
+        if type(item) is Ticket and pool is not None:
+            pool.withdraw(item)
 
 
 def _suits(tensor: torch.Tensor, above: int) -> bool:

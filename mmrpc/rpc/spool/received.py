@@ -55,7 +55,8 @@ def take(ticket: Ticket) -> torch.Tensor:
             hint="The message came after its time: send the tensor again.",
         )
     hold = _Hold(mapping, ticket.number)
-    _held.add(hold)
+    with _lock:
+        _held.add(hold)
     layout = ticket.layout
     # Not a mapped storage: this tensor is passed on by its value, not as a piece of the slot.
     buffer = (ctypes.c_char * layout.span_bytes).from_address(mapping.address + layout.offset_bytes)
@@ -117,7 +118,9 @@ def forget() -> None:
 
 def _before_fork() -> None:
     # The child has the tensors too, and nobody knows when it is done: they are never released.
-    for hold in list(_held):
+    with _lock:
+        held = list(_held)
+    for hold in held:
         hold.control = None
 
 

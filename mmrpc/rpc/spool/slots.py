@@ -60,10 +60,11 @@ class Slot:
             self._arena.inode,
         )
         self.receiver: Address | None = None
+        self._withdrawn = 0
 
     def is_free(self) -> bool:
-        """Whether its receiver is done with it, or has died."""
-        if self._control.released == self._control.sent:
+        """Whether its receiver is done with it, has died, or was never told."""
+        if self._control.sent in (self._control.released, self._withdrawn):
             return True
         return self.receiver is None or not host.is_alive(self.receiver.pid, self.receiver.started)
 
@@ -75,6 +76,11 @@ class Slot:
         self.receiver = receiver
         self._control.sent = number
         return Ticket(self._location, number, layout)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Frees the slot if that ticket, which was never sent, is of this slot."""
+        if ticket.slot == self._location:
+            self._withdrawn = ticket.number
 
     def retire(self) -> None:
         """Gives the memory up; a receiver that has it mapped unmaps it when it next receives."""
@@ -105,6 +111,12 @@ class Pool:
         with self._lock:
             self._slots.append(slot)
         return ticket
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Frees the slot of a ticket that will not be sent."""
+        with self._lock:
+            for slot in self._slots:
+                slot.withdraw(ticket)
 
     def _take(self, nbytes: int) -> Slot | None:
         fitting = [
