@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ def init_rpc(
             torchrpc.rpc.shutdown(graceful=False)
         _forget()
         raise
+    atexit.register(_leave_at_exit)
 
 
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
@@ -119,6 +121,7 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
         finally:
             executor.restart()
             _forget()
+            atexit.unregister(_leave_at_exit)
     if error is not None:
         raise error
 
@@ -133,6 +136,12 @@ def _leave(graceful: bool) -> None:
             hint="Look at the logs and the exit codes of the others.",
             function="shutdown",
         ) from error
+
+
+def _leave_at_exit() -> None:
+    # An agent that is still there when Python has ended aborts the process: an exit code, or
+    # what the program died of, would be lost.
+    shutdown(graceful=False)
 
 
 def _forget() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -244,6 +246,51 @@ def test_a_call_that_never_returns_keeps_no_worker(graceful: bool) -> None:
     """Its worker leaves the group and its process ends."""
     found = run(leave_with_a_call_that_never_returns, 2, graceful, shutdown=False)
     assert found == [errors.RpcTimeoutError, None]
+
+
+PROGRAM_WITHOUT_SHUTDOWN = """
+import sys
+import torch
+from mmrpc import rpc
+
+rank, port, end = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+print(rpc.rpc_sync(f"w{1 - rank}", torch.add, (torch.ones(1), 1)).item(), flush=True)
+sys.stdin.read()  # until both are here
+if end == "raise":
+    raise ValueError("of the program")
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit", 5), ("raise", 1)])
+def test_a_program_that_ends_without_shutdown_keeps_its_exit_code(end: str, code: int) -> None:
+    """Torch's agent would abort it; what it died of is told."""
+    port = str(free_port())
+    command = [sys.executable, "-c", PROGRAM_WITHOUT_SHUTDOWN]
+    programs = [
+        subprocess.Popen(
+            [*command, rank, port, end],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "2.0\n"
+        for program in programs:
+            _, told = program.communicate(timeout=60)
+            assert program.returncode == code, told
+            assert ("ValueError: of the program" in told) == (end == "raise")
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
 
 
 def leave_by_either(rank: int, by_torch: int) -> None:
