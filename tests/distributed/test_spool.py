@@ -152,7 +152,10 @@ def killed_receiver(rank: int) -> None:
     assert not slot.is_free()
     with contextlib.suppress(PeerLostError):
         rpc.rpc_sync("worker1", os._exit, (3,), timeout=20)
-    assert slot.is_free()
+    deadline = time.monotonic() + 60
+    while not slot.is_free():  # the connection ends a moment before the process
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     rpc.shutdown(graceful=False)
 
 
