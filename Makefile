@@ -13,8 +13,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
 
-demo: $(VENV)/.demo ## train on tensors that three processes share by reference
-	@$(VENV)/bin/python examples/digits_slice.py $(ARGS)
+demo: $(VENV)/.demo ## train on shared memory, and measure it against plain torch RPC
+	@echo "1. A job from a config: a parameter server and two trainers learn handwritten digits"
+	@$(VENV)/bin/mmrpc launch configs/digits.yaml $(ARGS)
+	@printf '\n2. One dataset for three processes: what is sent, and what a removed file comes to\n'
+	@$(VENV)/bin/python examples/digits_slice.py
 
 test: $(VENV)/.dev ## all tests
 	$(RUN) pytest $(ARGS)
