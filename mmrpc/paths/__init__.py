@@ -45,6 +45,7 @@ def _files() -> SharedFiles:
     from mmrpc.paths.resolver import ClusterResolver
 
     resolver = get_resolver()
+    resolver = getattr(resolver, "resolver", resolver)  # RPC puts it into one that keeps mappings
     if not isinstance(resolver, ClusterResolver):
         raise ConfigError(
             "this process knows no mounts",

@@ -13,6 +13,7 @@ from mmrpc.core.resolver import HostResolver, get_resolver, set_resolver
 from mmrpc.errors import ConfigError, PeerLostError, RpcError
 from mmrpc.rpc import cluster as cluster_group
 from mmrpc.rpc import executor, futures, gathering, torchrpc
+from mmrpc.rpc.kept import KeepingResolver
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 from mmrpc.rpc.spool import policy as spool
 
@@ -23,6 +24,7 @@ _LEAVE_S = 30.0
 """How long torch's own shutdown may take once every worker is in it."""
 
 _resolver_before: Resolver | None = None
+_kept: KeepingResolver | None = None
 
 
 def init_rpc(
@@ -58,7 +60,7 @@ def init_rpc(
         ConfigError: If the config is wrong, or the environment lacks what was left out.
         HandshakeError: If the nodes do not prove what the config asks for.
     """
-    global _resolver_before
+    global _kept, _resolver_before
     rank, world_size = _place(rank, world_size)
     if name is None:
         name = os.environ.get("MMRPC_WORKER") or f"worker{rank}"
@@ -76,7 +78,8 @@ def init_rpc(
             cluster, node, name, rank, world_size, rpc_backend_options
         )
     _resolver_before = get_resolver()
-    set_resolver(resolver)
+    _kept = KeepingResolver(resolver)
+    set_resolver(_kept)
     futures.set_devices(_devices(rpc_backend_options))
     spool.configure(cluster_group.share_above_bytes())
     try:
@@ -145,7 +148,7 @@ def _leave_at_exit() -> None:
 
 
 def _forget() -> None:
-    global _resolver_before
+    global _kept, _resolver_before
     cluster_group.forget()
     spool.close()
     gathering.reset()
@@ -153,6 +156,9 @@ def _forget() -> None:
     if _resolver_before is not None:
         set_resolver(_resolver_before)
         _resolver_before = None
+    if _kept is not None:
+        _kept.close()
+        _kept = None
 
 
 def _place(rank: int, world_size: int | None) -> tuple[int, int | None]:

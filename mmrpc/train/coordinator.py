@@ -112,10 +112,10 @@ class Coordinator:
         with self.changed:
             self._check_open()
             member = self._member(push.trainer, push.incarnation)
-            if member.answered != push.sequence:
-                if member.push is None or member.push.sequence != push.sequence:
+            if member.answered < push.sequence:
+                if member.push is None or member.push.sequence < push.sequence:
                     self._offer(member, push)
-                while member.answered != push.sequence:
+                while member.answered < push.sequence:  # one that came late is answered too
                     self._check_open()
                     self._member(push.trainer, push.incarnation)
                     if not self.changed.wait(_PROBE_S):

@@ -245,6 +245,7 @@ def work_timeout(rank: int, directory: str) -> Any:
             late = outcome(trainer.step)  # the other has not pushed yet
             trainer.module.zero_grad()
             backward(trainer, 0, slice(0, 8))
+            outcome(trainer.step)  # it is at the server now, and the other may come
             rpc.rpc_async("worker2", go)
             while True:
                 answer = outcome(trainer.step)

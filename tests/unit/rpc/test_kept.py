@@ -1,0 +1,79 @@
+"""What was received is kept for a moment."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import torch
+
+from mmrpc import MemoryMappedTensor
+from mmrpc.core.mapping import _live
+from mmrpc.core.resolver import HostResolver, set_resolver
+from mmrpc.rpc import kept
+from mmrpc.rpc.kept import KeepingResolver
+
+
+def mapped(path) -> bool:
+    gc.collect()
+    return any(str(path) == name for name, _ in list(_live))
+
+
+def test_a_received_mapping_outlives_its_tensor(tmp_path) -> None:
+    """The second call finds the mapping of the first, and `close` lets go of it."""
+    x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=tmp_path / "x")
+    reference = x.ref()
+    del x
+    assert not mapped(tmp_path / "x")
+    resolver = KeepingResolver(HostResolver("here"))
+    before = set_resolver(resolver)
+    try:
+        reference.open()
+        assert mapped(tmp_path / "x")
+        assert resolver.node == "here"
+    finally:
+        set_resolver(before)
+        resolver.close()
+    assert not mapped(tmp_path / "x")
+
+
+def test_it_is_let_go_after_a_while(tmp_path) -> None:
+    """Nobody has to ask for anything: the file's space is free again after some seconds."""
+    x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=tmp_path / "x")
+    reference = x.ref()
+    del x
+    resolver = KeepingResolver(HostResolver(), keep_s=0.05)
+    resolver.attach(reference.location, reference.mode, 16)
+    waited = threading.Event()
+    for _ in range(600):
+        if not mapped(tmp_path / "x"):
+            break
+        waited.wait(0.1)
+    assert not mapped(tmp_path / "x")
+
+
+def test_not_more_than_some_are_kept(tmp_path, monkeypatch) -> None:
+    """The oldest makes room for the newest."""
+    monkeypatch.setattr(kept, "KEEP_AT_MOST", 2)
+    resolver = KeepingResolver(HostResolver())
+    for name in "abc":
+        x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=tmp_path / name)
+        resolver.attach(x.ref().location, x.ref().mode, 16)
+        del x
+    assert [mapped(tmp_path / name) for name in "abc"] == [False, True, True]
+    resolver.close()
+
+
+def test_a_private_mapping_is_not_kept(tmp_path) -> None:
+    """What is mapped copy-on-write goes with its tensor."""
+    x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=tmp_path / "x")
+    reference = x.ref()
+    del x
+    resolver = KeepingResolver(HostResolver())
+    before = set_resolver(resolver)
+    try:
+        reference.open(mode="r")
+        assert not mapped(tmp_path / "x")
+    finally:
+        set_resolver(before)
+        resolver.close()
