@@ -26,7 +26,7 @@ def _run(via: str = "local", **more: Any) -> Run:
         "logs": {"tee": ["ps0"]},
         **more,
     }
-    return Run(parse_config(config), "id", "demo-1", ("--fast",), "/home/me")
+    return Run(parse_config(config), "id", "demo-1", ("--fast",), "/srv/me")
 
 
 def test_nodes_begin_with_the_masters_and_leave_out_the_idle() -> None:
@@ -56,12 +56,12 @@ def test_the_command_line_has_the_roles_arguments_and_the_launchs() -> None:
 def test_directories_follow_the_node_where_machines_differ() -> None:
     """A relative log directory is the launcher's on its machine and the node's on others."""
     local, remote = _run(), _run("ssh")
-    assert local.directory() == remote.directory() == "/home/me/runs/demo-1"
-    assert local.directory("a") == "/home/me/runs/demo-1"
+    assert local.directory() == remote.directory() == "/srv/me/runs/demo-1"
+    assert local.directory("a") == "/srv/me/runs/demo-1"
     assert local.directory("b") == remote.directory("b") == "/logs/demo-1"
     no_log_dir = _run("ssh", nodes={"a": {}, "b": {"cwd": "/srv/job"}})
     assert no_log_dir.directory("b") == "/srv/job/runs/demo-1"
-    assert no_log_dir.cwd_on("a") == "/home/me"
+    assert no_log_dir.cwd_on("a") == "/srv/me"
 
 
 def test_what_is_known_at_the_start_only() -> None:
