@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -79,3 +82,34 @@ def test_errors_named_in_documents_exist() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"`(\w+Error)`", document.read_text()):
             assert hasattr(errors, name) or hasattr(builtins, name), (document.name, name)
+
+
+def test_recipe_of_a_directory_that_is_not_shared(tmp_path) -> None:
+    """What the recipe quotes is what `mmrpc check` says, with other paths."""
+    for node in "ab":
+        (tmp_path / node).mkdir()
+    config = {
+        "name": "two",
+        "mounts": {"params": {"access": "write"}},
+        "nodes": {
+            node: {"host": "127.0.0.1", "mounts": {"params": str(tmp_path / node)}} for node in "ab"
+        },
+    }
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "mmrpc.cli", "check", file],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    (said,) = re.findall(r"^on b: .*", done.stdout + done.stderr, re.MULTILINE)
+    quoted = next(b for b in blocks(ROOT / "docs/recipes.md", "text") if b.startswith("on b:"))
+    assert without_places(said) == without_places(quoted)
+    assert done.returncode == 3
+
+
+def without_places(message: str) -> str:
+    """A message without what differs from place to place: paths and line numbers."""
+    return re.sub(r"'/[^']*'|\[[^]]*\]", "", " ".join(message.split()))
