@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -113,3 +114,11 @@ def test_recipe_of_a_directory_that_is_not_shared(tmp_path) -> None:
 def without_places(message: str) -> str:
     """A message without what differs from place to place: paths and line numbers."""
     return re.sub(r"'/[^']*'|\[[^]]*\]", "", " ".join(message.split()))
+
+
+def test_changelog_names_what_is_public() -> None:
+    """Each name with a module in the changelog can be imported from there."""
+    named = re.findall(r"`(mmrpc(?:\.\w+)+)`", (ROOT / "CHANGELOG.md").read_text())
+    assert named
+    for name in named:
+        assert pkgutil.resolve_name(name) is not None
