@@ -36,6 +36,7 @@ STEPS = 200
 BATCH = 64
 LEARNING_RATE = 0.3
 HELD_OUT = 360
+IDLE_S = 0.5
 LARGE_NUMEL = 64 * 1024 * 1024  # 256 MiB of float32
 
 
@@ -249,8 +250,8 @@ def tell(
     large = MemoryMappedTensor.from_tensor(torch.randn(LARGE_NUMEL), filename=directory / "large")
     tables = compare(data["pixels"], 50, pairs, console), compare(large, 5, pairs, console)
     console.print(*tables, sep="\n")
-    idle = {"mmrpc": idle_share([process.pid for process in readers], 1.0)}
-    idle |= {label.replace("\n", " "): pair.idle_share(1.0) for label, pair in pairs.items()}
+    idle = {"mmrpc": idle_share([process.pid for process in readers], IDLE_S)}
+    idle |= {label.replace("\n", " "): pair.idle_share(IDLE_S) for label, pair in pairs.items()}
     console.print("While it has nothing to do, a process takes of a core:")
     for label, share in idle.items():
         console.print(f"  {share:4.0%}  {label}")
@@ -263,7 +264,7 @@ def main() -> None:
     console = Console(highlight=False, soft_wrap=True)
     # All of it on this machine, whatever its name resolves to.
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # it imports torch once for all
     with tempfile.TemporaryDirectory(prefix="mmrpc-demo-") as name:
         console.print("Starting an owner and two readers, and two pairs to compare with")
         readers = [

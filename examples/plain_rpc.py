@@ -45,7 +45,7 @@ class PlainPair:
         options: dict[str, Any] = {"init_method": f"file://{directory}/plain-{transport}"}
         if transport is not None:
             options |= {"_transports": [transport], "_channels": ["basic"]}
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
         self._processes = [
             context.Process(target=_sender, args=(options, theirs), daemon=True),
