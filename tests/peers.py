@@ -6,6 +6,7 @@ what it needs before that, so that the checkout need not be readable for everyon
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import importlib
@@ -126,6 +127,7 @@ def become(user: int) -> None:
 def _serve(
     pipe: Connection, user: int | None, modules: tuple[str, ...], nofile: int | None
 ) -> None:
+    codecs.lookup("latin1")  # found by import, which another user may not be allowed
     for module in modules:
         importlib.import_module(module)
     if nofile is not None:
