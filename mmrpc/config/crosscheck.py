@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from typing import TYPE_CHECKING
 
+from mmrpc.config.wording import unknown
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from mmrpc.config.cluster import ClusterConfig
-
-_MOST_NAMES = 12
 
 Problem = tuple[tuple[str, ...], str]
 """The key that it is about, and what is wrong with it."""
@@ -20,46 +18,12 @@ Problem = tuple[tuple[str, ...], str]
 def find_problems(cluster: ClusterConfig) -> list[Problem]:
     """Finds everything that does not fit together, in the order of the file's parts."""
     return [
-        *_check_names(cluster),
         *_check_master(cluster),
         *_check_roles(cluster),
         *_check_mounts(cluster),
         *_check_deadlines(cluster),
         *_check_tee(cluster),
     ]
-
-
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Says that a name is not one of the valid ones, and which was probably meant."""
-    names = list(valid)
-    return f"there is no {kind} {name!r} (known: {listed(names)}){nearest(name, names)}"
-
-
-def nearest(name: str, valid: list[str]) -> str:
-    """Asks whether the valid name that is most like another one was meant, if one is."""
-    near = difflib.get_close_matches(name, valid, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def listed(names: list[str]) -> str:
-    """Lists names for an error, and not a thousand of them."""
-    shown = ", ".join(names[:_MOST_NAMES]) or "none"
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > _MOST_NAMES else shown
-
-
-def _check_names(cluster: ClusterConfig) -> Iterator[Problem]:
-    for part, names in (
-        ("nodes", cluster.nodes),
-        ("mounts", cluster.mounts),
-        ("roles", cluster.roles),
-    ):
-        for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", name):
-                yield (part, name), "a name may hold letters, digits, '_' and '-' only"
-    for name, node in cluster.nodes.items():
-        for key in node.env:
-            if not key or "=" in key or "\0" in key:
-                yield ("nodes", name, "env", key), "this is not the name of a variable"
 
 
 def _check_master(cluster: ClusterConfig) -> Iterator[Problem]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from mmrpc.config.cluster import ClusterConfig
-from mmrpc.config.crosscheck import nearest
 from mmrpc.config.origin import Origin, Place
 from mmrpc.config.overrides import apply_sets
 from mmrpc.config.sources import ORIGIN, parse_text
+from mmrpc.config.wording import nearest
 from mmrpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmrpc.config.sources import Places, Tree
 
 _KINDS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+_MAX_CHARACTERS = 4 << 20  # of a cluster of ten thousand nodes; a data file's name is a slip
 
 
 def load_config(
@@ -45,12 +46,14 @@ def load_config(
         )
     try:
         with open(file, encoding="utf-8") as stream:
-            text = stream.read()
+            text = stream.read(_MAX_CHARACTERS + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"it cannot be read: {reason}", file=file) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"it is not UTF-8 at byte {error.start}", file=file) from None
+    if len(text) > _MAX_CHARACTERS:
+        raise ConfigError(f"it has more than {_MAX_CHARACTERS:,} characters", file=file)
     tree, places = parse_text(text, file, kind)
     if kind == "json":
         places = _take_origin(tree, file) or places
@@ -124,6 +127,8 @@ def _convert(error: ValidationError, origin: Origin) -> ConfigError:
     problems: list[tuple[Key, str]] = []
     for detail in error.errors(include_url=False, include_input=False):
         key = tuple(str(part) for part in detail["loc"] if part != "[key]")
+        if detail["type"] == "missing" and key[0] == "master":
+            continue  # it follows from the nodes, so there is an error about them
         nested = detail.get("ctx", {}).get("problems")
         if nested:
             problems += [(tuple(inner), text) for inner, text in nested]
@@ -159,6 +164,8 @@ def _describe(kind: str, message: str, key: Key) -> str:
         return "this is required"
     if kind in ("model_type", "model_attributes_type", "mapping_type", "dict_type"):
         return "this should be a mapping"
+    if kind == "too_short":
+        return "this is empty"
     text = message.removeprefix("Value error, ").replace("Input should be", "this should be")
     return text[:1].lower() + text[1:] if text[:2].istitle() else text
 

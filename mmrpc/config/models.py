@@ -9,10 +9,13 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, mo
 from mmrpc.config.secrets import mask_env
 from mmrpc.config.values import (
     AbsolutePath,
+    Bytes,
+    Env,
     Host,
+    Integer,
     MountRoot,
-    Name,
     Program,
+    Seconds,
     Table,
     Text,
 )
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 Reader = Literal["mmap", "prefetch", "copy"]
 """How a node reads a mount: mapped; mapped and read ahead; or read into memory, never mapped."""
+
+
+_MOST_WORKERS = 4096
+"""Of one role on one node: far more than one runs. A slip of the key would be planned for ever."""
 
 
 class Model(BaseModel):
@@ -51,9 +58,9 @@ class MasterConfig(Model):
         process_group_port: Port for a process group beside RPC, if the job makes one.
     """
 
-    node: Name
-    port: int = Field(default=0, ge=0, le=65535)
-    process_group_port: int | None = Field(default=None, ge=1, le=65535)
+    node: str
+    port: Integer = Field(default=0, ge=0, le=65535)
+    process_group_port: Integer | None = Field(default=None, ge=1, le=65535)
 
     @model_validator(mode="after")
     def _check_ports(self) -> MasterConfig:
@@ -100,10 +107,10 @@ class SshConfig(Model):
     """
 
     host: Host | None = None
-    port: int | None = Field(default=None, ge=1, le=65535)
+    port: Integer | None = Field(default=None, ge=1, le=65535)
     user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?$")
     config_file: AbsolutePath | None = None
-    options: tuple[str, ...] = ()
+    options: tuple[Text, ...] = ()
 
 
 class NodeConfig(Model):
@@ -125,11 +132,11 @@ class NodeConfig(Model):
     host: Host = "127.0.0.1"
     python: Program | None = None
     cwd: AbsolutePath | None = None
-    env: Table[Text] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
     interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.@-]{1,15}$")
     mounts: Table[MountRoot] = Field(default_factory=dict)
     cache_dir: AbsolutePath | None = None
-    cache_bytes: ByteSize | None = Field(default=None, gt=0)
+    cache_bytes: Bytes | None = Field(default=None, gt=0)
     log_dir: AbsolutePath | None = None
     ssh: SshConfig = SshConfig()
 
@@ -144,10 +151,10 @@ class RoleConfig(Model):
         env: Further environment of these workers; wins over their node's.
     """
 
-    target: str = Field(min_length=1)
-    workers: Table[int]
+    target: Text = Field(min_length=1)
+    workers: Table[Integer]
     args: tuple[Text, ...] = ()
-    env: Table[Text] = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
 
     @field_validator("workers")
     @classmethod
@@ -155,6 +162,8 @@ class RoleConfig(Model):
         for node, count in workers.items():
             if count < 0:
                 raise ValueError(f"{count} workers on {node}: a count cannot be negative")
+            if count > _MOST_WORKERS:
+                raise ValueError(f"{count:,} workers on {node}: it can run {_MOST_WORKERS:,}")
         return workers
 
 
@@ -181,15 +190,15 @@ class RpcConfig(Model):
         channels: TensorPipe's channels. Null leaves it to torch.
     """
 
-    timeout_s: float = Field(default=60.0, gt=0)
-    threads: int = Field(default=8, le=1024)
+    timeout_s: Seconds = Field(default=60.0, gt=0)
+    threads: Integer = Field(default=8, le=1024)
     verify: Literal["none", "stat", "digest"] = "stat"
-    share_above_bytes: ByteSize = Field(default=ByteSize(8 << 20), ge=0)
+    share_above_bytes: Bytes = Field(default=ByteSize(8 << 20), ge=0)
     unshared: Literal["refuse", "copy"] = "refuse"
     same_host_paths: bool = True
-    handshake_timeout_s: float = Field(default=60.0, gt=0)
-    mount_timeout_s: float = Field(default=10.0, gt=0)
-    visibility_timeout_s: float = Field(default=30.0, ge=0)
+    handshake_timeout_s: Seconds = Field(default=60.0, gt=0)
+    mount_timeout_s: Seconds = Field(default=10.0, gt=0)
+    visibility_timeout_s: Seconds = Field(default=30.0)
     transports: tuple[Literal["uv", "shm", "ibv"], ...] | None = ("uv",)
     channels: tuple[Literal["basic", "cma", "mpt_uv"], ...] | None = ("basic",)
 
@@ -218,12 +227,12 @@ class LaunchConfig(Model):
     """
 
     via: Literal["local", "ssh", "slurm", "manual"] = "local"
-    max_restarts: int = Field(default=0, ge=0)
-    start_timeout_s: float = Field(default=60.0, gt=0)
-    grace_s: float = Field(default=10.0, gt=0)
-    ssh_options: tuple[str, ...] = ()
-    srun_options: tuple[str, ...] = ()
-    sbatch_options: tuple[str, ...] = ()
+    max_restarts: Integer = Field(default=0, ge=0)
+    start_timeout_s: Seconds = Field(default=60.0, gt=0)
+    grace_s: Seconds = Field(default=10.0, gt=0)
+    ssh_options: tuple[Text, ...] = ()
+    srun_options: tuple[Text, ...] = ()
+    sbatch_options: tuple[Text, ...] = ()
 
 
 class LogsConfig(Model):
@@ -235,5 +244,5 @@ class LogsConfig(Model):
         tee: Workers whose output is also shown on the console. ``[all]`` is every worker.
     """
 
-    dir: str = Field(default="runs", min_length=1)
+    dir: Text = Field(default="runs", min_length=1)
     tee: tuple[str, ...] = ("all",)

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from mmrpc.config.crosscheck import listed, unknown
+from mmrpc.config.wording import listed, unknown
 from mmrpc.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrpc.config.origin import Key, Place
 from mmrpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Tree = dict[str, Any]
 Places = dict[Key, Place]
@@ -17,6 +21,7 @@ ORIGIN = "$origin"
 """Key under which a resolved config notes where its values came from."""
 
 _MAX_DEPTH = 32
+_MAX_VALUES = 200_000  # ten times a cluster of a thousand nodes; aliases can make any number
 _TOML_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
 _TOML_KEY = rf"{_TOML_PART}(?:\s*\.\s*{_TOML_PART})*"
 _TOML_HEADER = re.compile(rf"^\s*\[\s*({_TOML_KEY})\s*\]")
@@ -35,12 +40,14 @@ def parse_text(text: str, file: str, kind: str) -> tuple[Tree, Places]:
         ConfigError: With file, line and column, if it is not well formed, gives a key twice, or
             is not a mapping.
     """
-    tree, places = {"yaml": _parse_yaml, "json": _parse_json, "toml": _parse_toml}[kind](text, file)
-    if not isinstance(tree, dict):
-        what = "is empty" if tree is None else "is not a mapping"
-        raise ConfigError(f"the file {what}", file=file, hint="It must at least have 'nodes'.")
-    places[()] = Place(file)
-    _fill(tree, (), places)
+    parse = {"yaml": _parse_yaml, "json": _parse_json, "toml": _parse_toml}[kind]
+    with _typed_errors(file):
+        tree, places = parse(text, file)
+        if not isinstance(tree, dict):
+            what = "is empty" if tree is None else "is not a mapping"
+            raise ConfigError(f"the file {what}", file=file, hint="It must at least have 'nodes'.")
+        places[()] = Place(file)
+        _fill(tree, (), places)
     return tree, places
 
 
@@ -50,14 +57,29 @@ def parse_value(text: str) -> Any:
     Raises:
         ConfigError: If it is not well formed.
     """
-    tree, _ = _parse_yaml(text, "--set")
+    with _typed_errors("--set"):
+        tree, _ = _parse_yaml(text, "--set")
     return "" if tree is None and not text.strip() else tree
+
+
+@contextlib.contextmanager
+def _typed_errors(file: str) -> Iterator[None]:
+    """Makes an error of ours of what the libraries' readers let through."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("this is nested too deeply", file=file) from None
+    except ValueError as error:  # such as a day that no month has
+        raise ConfigError(f"a value cannot be read: {error}", file=file) from None
 
 
 def _parse_yaml(text: str, file: str) -> tuple[Any, Places]:
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import DuplicateKeyError
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.reader import ReaderError
 
     try:
         # Round trip: it keeps the line and column of each key, and refuses a key given twice.
@@ -70,6 +92,10 @@ def _parse_yaml(text: str, file: str) -> tuple[Any, Places]:
     except MarkedYAMLError as error:
         reason = " ".join(part for part in (error.context, error.problem) if part)
         raise _at(error.problem_mark or error.context_mark, reason, file) from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        reason = f"the character U+{ord(text[error.position]):04X} is not allowed"
+        raise ConfigError(reason, file=file, line=line) from None
     except YAMLError as error:
         raise ConfigError(f"this is not YAML: {error}", file=file) from None
     places: Places = {}
@@ -86,6 +112,8 @@ def _plain(node: Any, key: Key, places: Places, file: str) -> Any:
     """Turns what ruamel gives into plain values, and notes where each key stands."""
     if len(key) > _MAX_DEPTH:
         raise ConfigError("this is nested too deeply", file=file, key=".".join(key[:4]) + "...")
+    if len(places) > _MAX_VALUES:
+        raise ConfigError(f"this has more than {_MAX_VALUES:,} values", file=file)
     tag = getattr(getattr(node, "tag", None), "value", None)
     if tag is not None:
         raise _unusable(f"the tag {str(tag)!r}", key, places, file, "Leave the tag out.")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 
 T = TypeVar("T")
 
@@ -39,20 +39,68 @@ class FrozenDict(dict[str, T]):
         return self
 
 
-Table = Annotated[Mapping[str, T], AfterValidator(FrozenDict)]
-"""Names to values, in the order of the file; immutable."""
-
-
 def _number_to_text(value: Any) -> Any:
     # YAML reads `--lr 0.1` in a list as a number. A boolean has no one spelling: refuse it below.
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-Text = Annotated[str, BeforeValidator(_number_to_text)]
+def _check_text(text: str) -> str:
+    """Refuses what the operating system takes in no argument, variable or path."""
+    if "\0" in text:
+        raise ValueError("this cannot hold a NUL character")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("this cannot hold half of a surrogate pair")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_text)]
 """A string; numbers are taken as they are written."""
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]*$", max_length=64)]
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$"
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(_NAME, name):
+        raise ValueError(
+            "a name holds letters, digits, '_' and '-' only, starts with no '-', and has at most "
+            "64 characters"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": _NAME})]
 """A node, mount or role: letters, digits, ``_`` and ``-``; no dot, so that ``--set`` can say it."""
+
+
+def _check_variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("this is not the name of a variable")
+    return _check_text(name)
+
+
+Table = Annotated[Mapping[Name, T], AfterValidator(FrozenDict)]
+"""Names to values, in the order of the file; immutable."""
+
+Env = Annotated[
+    Mapping[Annotated[str, AfterValidator(_check_variable)], Text], AfterValidator(FrozenDict)
+]
+"""Environment variables, in the order of the file; immutable."""
+
+
+def _refuse_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # which is 0 or 1 to Python, and a slip in a config
+        raise ValueError("this should be a number")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_refuse_boolean)]
+"""A whole number."""
+
+Seconds = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=0, le=1e6)]
+"""A time; 11 days at most, which is about what the kernel's timers take."""
+
+Bytes = Annotated[ByteSize, BeforeValidator(_refuse_boolean)]
+"""A size, such as ``200GiB``."""
 
 
 def _check_host(host: str) -> str:
@@ -70,8 +118,7 @@ Host = Annotated[str, AfterValidator(_check_host)]
 
 
 def _check_no_tricks(path: str) -> None:
-    if "\0" in path:
-        raise ValueError("a path cannot hold a NUL character")
+    _check_text(path)
     if "::" in path:
         raise ValueError("'::' chains file systems and is not allowed in a path")
     if ".." in path.split("/"):

@@ -130,6 +130,41 @@ def test_unreadable_files_are_config_errors(tmp_path):
         load_config(tmp_path / "latin.yaml")
 
 
+_BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
+    for before, name in zip("abcdefg", "bcdefgh", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "words"),
+    [
+        (".yaml", _BOMB, "more than 200,000 values"),
+        (".yaml", "a: " + "[" * 2000 + "]" * 2000, "nested too deeply"),
+        (".json", '{"a": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
+        (".json", '{"a": ' + "[" * 20000 + "]" * 20000 + "}", "nested too deeply"),
+        (".toml", "a = " + "[" * 2000 + "]" * 2000, "nested too deeply"),
+        (".yaml", "rpc: {threads: " + "9" * 5000 + "}", "cannot be read"),
+        (".json", '{"rpc": {"threads": ' + "9" * 5000 + "}}", "cannot be read"),
+        (".yaml", "name: 2020-13-45", "cannot be read: month"),
+        (".yaml", "name: a\n# \0", r"c.yaml:2: the character U\+0000 is not allowed"),
+        (".yaml", "#" * (5 << 20), "more than 4,194,304 characters"),
+    ],
+)
+def test_what_would_break_a_reader_is_a_config_error(load, suffix, text, words):
+    """Neither depth nor size nor a strange value gets through as an error of another library."""
+    with pytest.raises(ConfigError, match=words):
+        load(text, suffix)
+
+
+def test_missing_nodes_are_told_alone(load):
+    """What follows from the nodes, such as the master, is not told as a mistake of its own."""
+    with pytest.raises(ConfigError) as caught:
+        load("name: job\n")
+    assert caught.value.reason == "this is required"
+    assert caught.value.key == "nodes"
+
+
 def test_yaml_keeps_what_is_written(load):
     """``no`` and ``1:30`` are text, as YAML 1.2 has it, not False and 90."""
     env = load("nodes: {a: {env: {X: no, Y: 1:30, Z: 0x10}}}").nodes["a"].env
