@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FAILED = 3
 """Exit code if a path failed."""
+_COLUMNS = ("MOUNT", "NODE", "READ", "WRITE", "SAME", "FREE", "READER", "FILE SYSTEM", "PATH")
 
 
 def check(
@@ -97,36 +98,33 @@ def _check_all(cluster: ClusterConfig) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from mmrpc.launch.columns import aligned
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("MOUNT", "NODE", "PATH", "FILE SYSTEM", "READ", "WRITE", "SAME", "FREE", "READER"):
-        table.add_column(name, no_wrap=name != "PATH")
-    for row in found["mounts"]:
-        bad = row["problem"] is not None
-        cells = [
-            row["mount"],
-            row["node"],
-            row["path"],
-            row["implementation"] or row["file_system"],
-            _yes(row["readable"]),
-            _yes(row["writable"]),
-            row["proof"] or _yes(row["same_as_others"]),
-            _size(row["free_bytes"]),
-            row["reader"] or "-",
-        ]
-        # A path is no markup, whatever brackets are in it.
-        table.add_row(*map(Text, cells), style="red" if bad else None)
+    rows = [_COLUMNS, *map(_row, found["mounts"])]
+    are_bad = [False, *(row["problem"] is not None for row in found["mounts"])]
     if found["mounts"]:
-        Console().print(table)
+        for line, is_bad in zip(aligned(rows), are_bad, strict=True):
+            typer.secho(line, fg="red" if is_bad else None)
     for text in found.get("warnings", []):
         typer.secho(f"warning: {text}", fg="yellow")
     for text in found["problems"]:
-        typer.secho(text, fg="red")  # not through rich, which would break the line
+        typer.secho(text, fg="red")
     if not found["problems"]:
         typer.echo("All is well.")
+
+
+def _row(mount: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        mount["mount"],
+        mount["node"],
+        _yes(mount["readable"]),
+        _yes(mount["writable"]),
+        mount["proof"] or _yes(mount["same_as_others"]),
+        _size(mount["free_bytes"]),
+        mount["reader"] or "-",
+        mount["implementation"] or mount["file_system"],
+        mount["path"],
+    )
 
 
 def _yes(value: bool | None) -> str:

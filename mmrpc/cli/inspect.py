@@ -29,8 +29,8 @@ def inspect(
     """
     from mmrpc.errors import LayoutError, PathError
 
-    text = what if what.lstrip().startswith("{") else _reference_in(what)
     try:
+        text = what if what.lstrip().startswith("{") else _reference_in(what)
         found = _describe_reference(text) if text is not None else _describe_file(what)
     except (LayoutError, PathError) as error:
         typer.echo(str(error), err=True)
@@ -46,10 +46,11 @@ def inspect(
 
 def _reference_in(path: str) -> str | None:
     """Gives the text of a file that holds a reference; None if it holds something else."""
+    from mmrpc.core import treedir
+
     if not path.endswith(".json") or not os.path.isfile(path):
         return None
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    return treedir.read_small(path).decode(errors="replace")
 
 
 def _describe_reference(text: str) -> dict[str, Any]:
@@ -95,14 +96,14 @@ def _row(name: str, tensor: Any) -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
+    from mmrpc.launch.columns import aligned
+
     if "reference" in found:
         yield json.dumps(found["reference"], indent=2)
     rows = [
         (row["name"] or "-", row["dtype"], str(row["shape"]), f"{row['nbytes']:,} bytes")
         for row in found.get("tensors", [])
     ]
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-    for row in rows:
-        yield "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]])
+    yield from aligned(rows)
     if found["problem"]:
         yield f"It does not open here: {found['problem']}"

@@ -19,6 +19,7 @@ def status(
     """Show the workers of a run: state, uptime, restarts and exit codes."""
     from mmrpc.errors import LaunchError
     from mmrpc.launch import status as documents
+    from mmrpc.launch.columns import aligned
 
     try:
         document = documents.read(str(run_dir))
@@ -35,9 +36,8 @@ def status(
         ("RANK", "WORKER", "NODE", "STATE", "UPTIME", "EXIT", "PID", "RESTARTS")
     ]
     rows += sorted(_rows(document), key=lambda row: int(row[0]))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    for line in aligned(rows):
+        typer.echo(line)
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:

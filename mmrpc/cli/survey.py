@@ -43,6 +43,8 @@ def main() -> None:
 def everywhere(cluster: ClusterConfig) -> dict[str, Any]:
     """Runs the handshake with one process on every node of the cluster.
 
+    Nothing is left of it; if it fails, its logs are.
+
     Raises:
         LaunchError: If the processes could not be started or failed.
     """
@@ -60,7 +62,7 @@ def everywhere(cluster: ClusterConfig) -> dict[str, Any]:
         }
     )
     heard = _listener()
-    Launcher(probing, console=heard).launch()
+    Launcher(probing, is_transient=True, console=heard).launch()
     found: dict[str, Any] | None = heard.found
     if found is None:
         raise LaunchError("rank 0 ended without a report", hint="Look at its log.")

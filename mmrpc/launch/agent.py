@@ -133,7 +133,6 @@ class Agent:
             match command:
                 case messages.Setup():
                     self._set_up(command)
-
                 case messages.Listen():
                     self._listen()
                 case messages.Start():
@@ -142,6 +141,8 @@ class Agent:
                     self._stop(command.grace_s)
                 case messages.Kill():
                     self._stop(0)
+                case messages.Forget():
+                    logs.remove(self._run.directory(self._node), self._node)
         except MmrpcError as error:
             self._fail(error.reason, error.hint)
 
@@ -171,10 +172,14 @@ class Agent:
         directory = os.path.join(run.directory(node), node)
         if not problems and not setup.check_only:
             try:
-                os.makedirs(directory, exist_ok=True)
+                os.makedirs(directory)
                 status.write_atomically(os.path.join(directory, CLUSTER_FILE), dump_config(cluster))
+            except FileExistsError:
+                reason = f"another run writes its logs to {directory!r}"
+                hint = "Launch again: runs are told apart by the second of their start."
+                problems.append(preflight.Problem(reason, hint))
             except OSError as error:
-                reason = f"cannot write logs to {directory!r}: {error.strerror}"
+                reason = f"cannot write logs to {directory!r}: {(error.strerror or '').lower()}"
                 problems.append(preflight.Problem(reason, f"Set nodes.{node}.log_dir."))
             self._guard = Guard(setup.run_id, node)
         told = [list(problem) for problem in problems]

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 class Console:
     """Standard output and error, shared by all workers.
 
+    One that cannot be written to, on a full disk or a terminal that is gone, is silent from then
+    on: the job goes on, and its logs have every line.
+
     Args:
         names: What can stand before a line, for one width.
     """
@@ -37,11 +40,14 @@ class Console:
 
     def _write(self, stream: str, text: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout
+        # Workers may print what the launcher's locale cannot.
+        text = text.encode(file.encoding, "backslashreplace").decode(file.encoding)
         try:
             file.write(text + "\n")
             file.flush()
-        except BrokenPipeError:
+        except OSError as error:
             # What is still in the buffer must not be tried again, at exit at the latest.
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), file.fileno())
-            raise
+            if isinstance(error, BrokenPipeError):
+                raise

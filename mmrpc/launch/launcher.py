@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import queue
 import signal
@@ -48,6 +49,7 @@ class Launcher:
         cluster: The resolved config.
         arguments: Appended to each worker's command line.
         check_only: Whether to stop before any worker is started, and to write nothing.
+        is_transient: Whether a run that ends well leaves nothing behind, on no node.
         console: What shows the workers' lines; standard output and error by default.
 
     Attributes:
@@ -61,12 +63,13 @@ class Launcher:
         arguments: tuple[str, ...] = (),
         *,
         check_only: bool = False,
+        is_transient: bool = False,
         console: Console | None = None,
     ) -> None:
         self.slurm_nodes: dict[str, str] = {}
         if cluster.launch.via == "slurm":
             cluster, self.slurm_nodes = slurm.place(cluster)
-        self._check_only = check_only
+        self._check_only, self._is_transient = check_only, is_transient
         self.run = Run(
             cluster, uuid.uuid4().hex, logs.run_name(cluster.name), arguments, cwd=os.getcwd()
         )
@@ -118,22 +121,17 @@ class Launcher:
                 raise outcome
 
     def _open_directory(self) -> None:
-        name = self.run.name
-        for number in range(1, 1000):
-            directory = self.run.directory()
-            try:
-                os.makedirs(os.path.dirname(directory), exist_ok=True)
-                os.mkdir(directory)
-                break
-            except FileExistsError:
-                self.run = dataclasses.replace(self.run, name=f"{name}-{number + 1}")
-            except OSError as error:
-                raise LaunchError(
-                    f"cannot make the log directory {directory!r}: {error.strerror}",
-                    hint="Set logs.dir.",
-                ) from None
-        config = dump_config(self.run.cluster)
-        status.write_atomically(os.path.join(directory, plan.CLUSTER_FILE), config)
+        try:
+            directory = self._make_directory()
+            config = dump_config(self.run.cluster)
+            status.write_atomically(os.path.join(directory, plan.CLUSTER_FILE), config)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot write logs to {self.run.directory()!r}: "
+                f"{(error.strerror or str(error)).lower()}",
+                hint="Set logs.dir.",
+                exit_code=1,
+            ) from None
         self._document = {
             "name": self.run.cluster.name,
             "run_id": self.run.run_id,
@@ -147,6 +145,17 @@ class Launcher:
         self._publish("starting")
         self._console.say(f"logs in {directory}")
         self._console.say(plan.table(list(self._workers.values()), self.run.cluster))
+
+    def _make_directory(self) -> str:
+        os.makedirs(os.path.dirname(self.run.directory()), exist_ok=True)
+        name = self.run.name
+        for number in itertools.count(2):
+            directory = self.run.directory()
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+                break
+            self.run = dataclasses.replace(self.run, name=f"{name}-{number}")
+        return directory
 
     def _start_agents(self) -> None:
         cluster = self.run.cluster
@@ -300,6 +309,9 @@ class Launcher:
         if self._listener is not None:
             self._listener.close()
         self._stop_gang()
+        forget = self._is_transient and error is None
+        if forget:
+            self._tell_all(messages.Forget())
         for channel in self._channels.values():
             channel.hang_up()
         for node, channel in self._channels.items():
@@ -311,7 +323,9 @@ class Launcher:
                 break
             except (LaunchError, _Interrupted, BrokenPipeError):
                 continue
-        if self._document:
+        if forget:
+            logs.remove(self.run.directory())
+        elif self._document:
             self._document["exit_code"] = error.exit_code if error else 0
             self._document["cause"] = str(error) if error else None
             self._publish("failed" if error else "done")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +23,18 @@ def run_name(name: str, now_s: float | None = None) -> str:
     """``<name>-<utc>``: sorts by time, and is a safe file name."""
     utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.-') or 'run'}-{utc}"
+
+
+def remove(run_dir: str, node: str | None = None) -> None:
+    """Removes a run's directory, or a node's part of it and the rest if that is empty.
+
+    Args:
+        run_dir: Directory of the run.
+        node: The node; None for all that is there.
+    """
+    shutil.rmtree(os.path.join(run_dir, node) if node else run_dir, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it is gone already, or others have their part in it
+        os.rmdir(run_dir)
 
 
 def tail(path: str, lines: int = 20) -> list[str]:

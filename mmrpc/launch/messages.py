@@ -71,6 +71,11 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """To every agent whose workers have ended: remove what the run wrote on the node."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """From an agent that was started by hand, first: who it is."""
 
@@ -156,12 +161,12 @@ class Status:
     document: dict[str, Any]
 
 
-Command = Setup | Refused | Listen | Start | Stop | Kill
+Command = Setup | Refused | Listen | Start | Stop | Kill | Forget
 Event = Hello | Ready | Listening | Started | Exited | Line | Stopped | Failed | Beat | Status
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        *(Setup, Refused, Listen, Start, Stop, Kill),
+        *(Setup, Refused, Listen, Start, Stop, Kill, Forget),
         *(Hello, Ready, Listening, Started, Exited, Line, Stopped, Failed, Beat, Status),
     )
 }

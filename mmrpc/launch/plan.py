@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmrpc.launch import sweep, target
+from mmrpc.launch.columns import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,8 +137,4 @@ def table(workers: Sequence[Worker], cluster: ClusterConfig) -> str:
     """Ranks, names, nodes and targets, as lines of columns."""
     rows = [("RANK", "WORKER", "NODE", "TARGET")]
     rows += [(str(w.rank), w.name, w.node, cluster.roles[w.role].target) for w in workers]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
-        for row in rows
-    )
+    return "\n".join(aligned(rows))

@@ -71,11 +71,15 @@ def _load(path: str) -> dict[str, Any] | None:
     try:
         with open(path) as file:
             document: dict[str, Any] = json.load(file)
-            return document
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"cannot read {path!r}: {error}") from error
+    except OSError as error:
+        raise LaunchError(f"cannot read {path!r}: {(error.strerror or '').lower()}") from None
+    except (ValueError, RecursionError):
+        document = {}
+    if not isinstance(document, dict) or not {"state", "updated_s"} <= document.keys():
+        raise LaunchError(f"{path!r} is not the status of a run")
+    return document
 
 
 def _checked(document: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import mmrpc
 from mmrpc.cli import app
 from mmrpc.config import json_schema
 
-ON_ONE_LINE = {"COLUMNS": "200"}
+NARROW = {"COLUMNS": "40"}
+"""A terminal that none of the tables fits into: nothing may be cut or folded for it."""
 
 
 @pytest.fixture
@@ -44,17 +45,17 @@ def cluster(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, list(arguments), env=ON_ONE_LINE)
+    return CliRunner().invoke(app, list(arguments), env=NARROW)
 
 
-def test_one_node_is_checked(cluster):
+def test_one_node_is_checked(cluster, tmp_path):
     """With --node, this machine is looked at as that node, and the exit code is 0."""
     done = run("check", cluster(), "--node", "a")
     assert done.exit_code == 0, done.output
     assert "All is well." in done.output
-    assert [line.split()[:2] for line in done.output.splitlines()[1:3]] == [
-        ["data", "a"],
-        ["params", "a"],
+    lines = [line.split() for line in done.output.splitlines()[1:3]]
+    assert [(words[0], words[1], words[-1]) for words in lines] == [
+        (mount, "a", str(tmp_path / mount)) for mount in ("data", "params")
     ]
 
 
@@ -97,7 +98,8 @@ def test_all_nodes_are_checked_against_each_other(cluster, tmp_path):
     assert [(m["mount"], m["node"], m["proof"]) for m in found["mounts"]] == [
         (mount, node, "nonce") for mount in ("data", "params") for node in "ab"
     ]
-    assert os.listdir(tmp_path / "params") == os.listdir(tmp_path / "data") == []
+    for directory in ("params", "data", "runs"):
+        assert os.listdir(tmp_path / directory) == []
 
 
 def test_another_directory_is_found_by_a_check(cluster, tmp_path):
@@ -172,9 +174,11 @@ def test_a_reference_is_inspected(tmp_path):
     assert "It does not open here" in done.output
 
 
-@pytest.mark.parametrize("what", ["{}", "/no/such/file.npy", '{"a": '])
-def test_what_cannot_be_inspected_exits_with_3(what):
+@pytest.mark.parametrize("what", ["{}", "/no/such/file.npy", '{"a": ', "noise.json"])
+def test_what_cannot_be_inspected_exits_with_3(what, tmp_path, monkeypatch):
     """A broken reference or a missing file is one sentence, without a traceback."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noise.json").write_bytes(b"\xff\x00")
     done = run("inspect", what)
     assert done.exit_code == 3
     assert "Traceback" not in done.output

@@ -25,6 +25,17 @@ def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
     assert logs.tail(str(tmp_path / "nope")) == []
 
 
+def test_a_run_is_removed_with_its_last_part(tmp_path: Path) -> None:
+    """A node removes its own part; the directory goes with the last of them."""
+    for node in "ab":
+        (tmp_path / "run" / node / "w0").mkdir(parents=True)
+    logs.remove(str(tmp_path / "run"), "a")
+    assert os.listdir(tmp_path / "run") == ["b"]
+    logs.remove(str(tmp_path / "run"), "b")
+    logs.remove(str(tmp_path / "run"))
+    assert os.listdir(tmp_path) == []
+
+
 def test_halves_of_a_line_are_put_together() -> None:
     """Two workers may be in the middle of a line at the same time."""
     seen: list[tuple[str, str, str]] = []

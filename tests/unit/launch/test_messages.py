@@ -15,6 +15,7 @@ EVERY = [
     messages.Start(2, "10.0.0.1", 29500),
     messages.Stop(1.5),
     messages.Kill(),
+    messages.Forget(),
     messages.Hello("a", "hash"),
     messages.Ready("host", "/bin/python", [["reason", "hint"]]),
     messages.Listening(29500),

@@ -31,7 +31,15 @@ def _node(updated_s: float, state: str = "running", **more: Any) -> dict[str, An
 
 def _launcher(nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
     by = status.author()
-    return {"state": "running", "exit_code": None, "cause": None, "by": by, "nodes": nodes, **more}
+    return {
+        "state": "running",
+        "updated_s": 0.0,
+        "exit_code": None,
+        "cause": None,
+        "by": by,
+        "nodes": nodes,
+        **more,
+    }
 
 
 def test_a_document_is_replaced_whole_and_private(tmp_path: Path) -> None:
@@ -99,12 +107,12 @@ def test_an_author_on_another_host_is_believed(tmp_path: Path) -> None:
     assert status.read(str(tmp_path))["state"] == "running"
 
 
-@pytest.mark.parametrize("content", [None, "", "not json"])
+@pytest.mark.parametrize("content", [None, "", "not json", "[]", "{}"])
 def test_what_is_no_run_is_told(tmp_path: Path, content: str | None) -> None:
     """An empty directory, and a document that is none."""
     if content is not None:
         (tmp_path / "status.json").write_text(content)
-    with pytest.raises(LaunchError, match=r"there is no run in|cannot read"):
+    with pytest.raises(LaunchError, match=r"there is no run in|is not the status of a run"):
         status.read(str(tmp_path))
 
 
