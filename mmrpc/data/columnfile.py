@@ -5,7 +5,6 @@ Bytes that a ``meta.json`` has announced are never touched again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +69,10 @@ class ColumnFile:
             os.posix_fallocate(self.fd, start, nbytes)
         except OSError as error:
             raise self._typed(error, nbytes) from None
+        except OverflowError:
+            raise NoSpaceError(
+                "no file can be so long", path=self.path, needed_bytes=nbytes
+            ) from None
 
     def _typed(self, error: OSError, nbytes: int) -> MmrpcError:
         typed = files.path_error(error, self.path, writing=True)
@@ -97,8 +100,21 @@ class ColumnFile:
 
     def remove(self) -> None:
         """Removes the file, which no ``meta.json`` has announced."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+        unlink(self.path)
+
+
+def unlink(path: str) -> None:
+    """Removes a file if it is there.
+
+    Raises:
+        PathError: If it cannot be removed, such as a directory.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise files.path_error(error, path, writing=True) from None
 
 
 def _create(path: str) -> int:

@@ -168,7 +168,7 @@ class ResumableLoader:
         other = [f"{k}={state.get(k)} (here {mine[k]})" for k in fixed if state.get(k) != mine[k]]
         if other:
             raise LayoutError(f"the state is of a loader with {', '.join(other)}")
-        if not 0 <= state["batches"] <= len(self) or state["epoch"] < 0:
+        if not 0 <= state.get("batches", -1) <= len(self) or state.get("epoch", -1) < 0:
             raise LayoutError(f"the state is of no loader: {state}")
         self.sampler.epoch, self._given = state["epoch"], state["batches"]
 

@@ -135,7 +135,10 @@ class Order:
             IndexError: If a mask has another length.
             LayoutError: If it is no list of rows.
         """
-        index = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
+        try:
+            index = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
+        except (TypeError, ValueError, RuntimeError):
+            raise _no_rows(rows) from None
         if index.dtype is torch.int64 and index.dim() == 1:
             return index
         if index.dtype is torch.bool:
@@ -145,7 +148,7 @@ class Order:
         if index.numel() == 0:
             return torch.empty(0, dtype=torch.int64)
         if index.dim() != 1 or index.is_floating_point() or index.is_complex():
-            raise LayoutError(f"rows are chosen by a 1-D list of integers, not {rows!r:.80}")
+            raise _no_rows(rows)
         return index.to(torch.int64)
 
     def check(self, index: torch.Tensor) -> torch.Tensor:
@@ -165,3 +168,7 @@ class Order:
     def place(self, index: torch.Tensor) -> torch.Tensor:
         """Where rows are in the columns."""
         return self.index[index] if self.steps else index
+
+
+def _no_rows(rows: Any) -> LayoutError:
+    return LayoutError(f"rows are chosen by a 1-D list of integers, not {rows!r:.80}")

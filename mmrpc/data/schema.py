@@ -25,10 +25,17 @@ class Column:
     Attributes:
         dtype: Of its elements.
         row_shape: Sizes of one row.
+
+    Raises:
+        LayoutError: If a size is negative.
     """
 
     dtype: torch.dtype
     row_shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in self.row_shape):
+            raise LayoutError(f"a row of shape {self.row_shape} cannot be")
 
     @property
     def row_bytes(self) -> int:
@@ -116,8 +123,14 @@ def rows_of(batch: Mapping[str, torch.Tensor]) -> int:
     """The number of rows that all columns of a batch have.
 
     Raises:
-        LayoutError: If it has no columns, or they differ.
+        LayoutError: If it has no columns, or they differ, or one is no tensor.
     """
+    for name, tensor in batch.items():
+        if not hasattr(tensor, "dim"):
+            raise LayoutError(
+                f"column {name!r} is of type {type(tensor).__name__}",
+                hint="Make it a tensor, for example by torch.as_tensor.",
+            )
     lengths = {name: len(tensor) if tensor.dim() else -1 for name, tensor in batch.items()}
     if not lengths or len(set(lengths.values())) > 1 or -1 in lengths.values():
         told = ", ".join(f"{n} in {name!r}" for name, n in lengths.items() if n >= 0) or "none"

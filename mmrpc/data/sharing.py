@@ -15,7 +15,7 @@ from mmrpc.data.batches import Rows
 from mmrpc.errors import LayoutError, PathError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mmrpc.data.dataset import MappedDataset
     from mmrpc.rpc import RRef
@@ -40,15 +40,20 @@ class SharedDataset:
         from mmrpc import rpc
 
         columns, length = self.dataset.columns, len(self.dataset)
-        return _open_or_ask, (arguments, rpc.RRef(self.dataset), columns, length)
+        return _open_or_ask, (opened, arguments, rpc.RRef(self.dataset), columns, length)
 
 
-def _open_or_ask(arguments: tuple[Any, ...], owner: RRef[Any], columns: Any, length: int) -> Any:
+def _open_or_ask(
+    open_dataset: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    owner: RRef[Any],
+    columns: Any,
+    length: int,
+) -> Any:
     from mmrpc.core.standin import Unopened
-    from mmrpc.data.dataset import _open
 
     try:
-        opened = _open(*arguments)
+        opened = open_dataset(*arguments)
         if not isinstance(opened, Unopened):
             return opened
         why = repr(opened)

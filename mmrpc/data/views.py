@@ -68,7 +68,7 @@ class Views(torch.utils.data.Dataset[Any]):
             seed: For splitting a shuffled order; None for ranges of the order that there is.
 
         Raises:
-            LayoutError: If they do not sum up.
+            LayoutError: If they do not sum up, or one is negative.
         """
         base = self if seed is None else self.shuffle(seed)
         out, start = [], 0
@@ -109,9 +109,11 @@ class Views(torch.utils.data.Dataset[Any]):
 
 def _ends(parts: Sequence[float], rows: int) -> list[int]:
     """Where the parts of a split end."""
+    if any(part < 0 for part in parts):
+        raise LayoutError(f"{parts} has a negative part")
     if all(isinstance(part, int) for part in parts) and sum(parts) == rows:
         ends = [sum(parts[: i + 1]) for i in range(len(parts))]
-    elif abs(sum(parts) - 1) < 1e-6 and all(part >= 0 for part in parts):
+    elif abs(sum(parts) - 1) < 1e-6:
         ends = [round(sum(parts[: i + 1]) * rows) for i in range(len(parts))]
     else:
         raise LayoutError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from mmrpc.core import creation, treedir, treemeta
 from mmrpc.data import claims
-from mmrpc.data.columnfile import ColumnFile
+from mmrpc.data.columnfile import ColumnFile, unlink
 from mmrpc.data.schema import Column, Schema, rows_of
 from mmrpc.errors import LayoutError, MmrpcError, PathExistsError
 
@@ -97,10 +97,9 @@ class DatasetWriter:
                     path=self.directory,
                     hint="Pass append=True to add rows, or existsok=True to replace it.",
                 )
-            os.unlink(meta)
+            unlink(meta)
             for name in there.columns:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(treedir.leaf_path(self.directory, name))
+                unlink(treedir.leaf_path(self.directory, name))
         if wanted is not None:
             self._open(Schema(wanted, is_closed=False), create=True)
 
@@ -111,10 +110,9 @@ class DatasetWriter:
         if len(names) < len(schema.columns):
             raise LayoutError("two columns would share a file")
         for name, column in schema.columns.items():
-            file = None
-            if create and os.path.lexists(treedir.leaf_path(self.directory, name)):
+            if create:
                 # Of a writer that was killed before it told anyone: no reader can have it.
-                os.unlink(treedir.leaf_path(self.directory, name))
+                unlink(treedir.leaf_path(self.directory, name))
             file = ColumnFile(self.directory, name, column, create=create)
             self._files[name] = file
             file.cut(schema.rows)
@@ -245,8 +243,17 @@ class DatasetWriter:
 
 
 def as_column(column: Column | tuple[torch.dtype, tuple[int, ...]]) -> Column:
-    """Reads a column's dtype and row shape."""
+    """Reads a column's dtype and row shape.
+
+    Raises:
+        LayoutError: If it is no column.
+    """
     if isinstance(column, Column):
         return column
-    dtype, row_shape = column
-    return Column(dtype, tuple(row_shape))
+    try:
+        dtype, row_shape = column
+        return Column(dtype, tuple(row_shape))
+    except (TypeError, ValueError):
+        raise LayoutError(
+            f"{column!r} is no column", hint="Give (dtype, shape of a row), or a Column."
+        ) from None

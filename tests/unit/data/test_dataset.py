@@ -98,7 +98,9 @@ class TestReading:
             with pytest.raises(IndexError, match=str(bad[-1])):
                 dataset[bad]
 
-    @pytest.mark.parametrize("bad", [[1.5], torch.zeros(2, 2, dtype=torch.int64), (1, 2)])
+    @pytest.mark.parametrize(
+        "bad", [[1.5], torch.zeros(2, 2, dtype=torch.int64), (1, 2), None, [[1], [2, 3]]]
+    )
     def test_no_rows(self, ds: MappedDataset, bad: Any) -> None:
         """What is no list of rows is refused."""
         with pytest.raises(LayoutError):
@@ -146,8 +148,11 @@ class TestOrders:
         a, b = ds.split(25, 15, seed=3)
         assert sorted(a["y"].tolist() + b["y"].tolist()) == list(range(N))
         assert a["y"].tolist() != list(range(25))
-        for bad in ((0.5, 0.6), (10, 10), (1.5, -0.5)):
+        for bad in ((0.5, 0.6), (10, 10), ()):
             with pytest.raises(LayoutError, match="neither"):
+                ds.split(*bad)
+        for bad in ((1.5, -0.5), (-1, N + 1)):
+            with pytest.raises(LayoutError, match="negative part"):
                 ds.split(*bad)
 
     def test_shards_cover_all(self, ds: MappedDataset) -> None:

@@ -112,5 +112,10 @@ class TestResumableLoader:
         loader = ResumableLoader(ds, 8, rank=0, world_size=1)
         with pytest.raises(LayoutError, match="state is of"):
             loader.load_state_dict(loader.state_dict() | change)
+        for missing in loader.state_dict():
+            with pytest.raises(LayoutError, match="state is of"):
+                loader.load_state_dict(
+                    {key: n for key, n in loader.state_dict().items() if key != missing}
+                )
         with pytest.raises(LayoutError, match="batch of 0"):
             ResumableLoader(ds, 0)

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -158,6 +159,41 @@ class TestFailing:
         with pytest.raises(OSError, match="the source broke"):
             MappedDataset.from_batches(tmp_path / "ds", batches())
         assert os.listdir(tmp_path) == []
+
+    def test_what_cannot_be_written_is_typed(self, tmp_path: Path) -> None:
+        """A directory in the place of a column, or one that goes away, is an error of ours."""
+        (tmp_path / "taken" / "x.memmap").mkdir(parents=True)
+        with pytest.raises(MmrpcError, match=r"x\.memmap"):
+            MappedDataset.from_tensors(tmp_path / "taken", batch(0, 3))
+        assert os.listdir(tmp_path / "taken") == ["x.memmap"]
+        writer = DatasetWriter(tmp_path / "gone")
+        writer.append(batch(0, 3))
+        shutil.rmtree(tmp_path / "gone")
+        with pytest.raises(PathNotFoundError, match="does not exist"):
+            writer.close()
+
+    @pytest.mark.parametrize(
+        "column", [torch.float32, (torch.float32, 3), (torch.float32, (-1,)), None]
+    )
+    def test_what_is_no_column(self, tmp_path: Path, column: Any) -> None:
+        """It is refused, and no directory is left."""
+        with pytest.raises(LayoutError):
+            DatasetWriter(tmp_path / "ds", {"x": column})
+        with pytest.raises(LayoutError):
+            plan(tmp_path / "ds", 3, {"x": column})
+        assert not (tmp_path / "ds").exists()
+
+    def test_what_is_no_tensor(self, tmp_path: Path) -> None:
+        """A list is not guessed a dtype for."""
+        with pytest.raises(LayoutError, match="column 'x' is of type list"):
+            MappedDataset.from_tensors(tmp_path / "ds", {"x": [1, 2]})  # type: ignore[dict-item]
+
+    def test_more_rows_than_a_file_can_have(self, tmp_path: Path) -> None:
+        """It is too little space, and nothing is left."""
+        for rows in (1 << 50, 1 << 62):
+            with pytest.raises(NoSpaceError):
+                plan(tmp_path / "ds", rows, {"x": (torch.float32, (1000,))})
+            assert not (tmp_path / "ds").exists()
 
     def test_a_closed_writer(self, tmp_path: Path) -> None:
         """Closing twice is fine; writing afterwards is not."""
