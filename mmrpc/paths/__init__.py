@@ -1,6 +1,9 @@
 """Where a named mount is on this node, and whether it can be read.
 
-The functions here work on the mounts of the cluster that `mmrpc.rpc.init_rpc` joined.
+The functions here work on the mounts of the cluster that `mmrpc.rpc.init_rpc` joined, and belong
+to `shared`. Of the rest, `mounts` and `resolver` find files, `access` and `beneath` open them,
+`probing` and `checks` look whether a mount answers, `stage` and `remote` copy what is remote,
+and `publishing` and `manifest` show a set of files to all nodes at once.
 """
 
 from __future__ import annotations
