@@ -111,7 +111,7 @@ def compare(name: str, proof: Proof, marks: Iterable[FileMark]) -> Proven:
 
 def warnings(hellos: Iterable[Hello], cluster: ClusterConfig) -> Iterator[str]:
     """Tells of what works, and may yet surprise: unlike versions, and nowhere to put copies."""
-    hellos = list(hellos)
+    hellos = sorted(hellos, key=lambda hello: hello.rank)  # not as they happened to come
     for node in dict.fromkeys(hello.node for hello in hellos):
         config = cluster.nodes.get(node)
         if config is not None and config.cache_dir is None:
