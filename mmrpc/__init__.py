@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mmrpc.core.formats import open
     from mmrpc.core.reference import TensorRef, ref
     from mmrpc.core.tensor import MemoryMappedTensor
-    from mmrpc.core.tree import load_tree, save_tree
+    from mmrpc.core.trees import load_tree, save_tree
 
 __all__ = [
     "MemoryMappedTensor",
@@ -28,10 +28,10 @@ __all__ = [
 _HOME = {
     "MemoryMappedTensor": "mmrpc.core.tensor",
     "TensorRef": "mmrpc.core.reference",
-    "load_tree": "mmrpc.core.tree",
+    "load_tree": "mmrpc.core.trees",
     "open": "mmrpc.core.formats",
     "ref": "mmrpc.core.reference",
-    "save_tree": "mmrpc.core.tree",
+    "save_tree": "mmrpc.core.trees",
 }
 
 

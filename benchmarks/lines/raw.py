@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from mmrpc.core import libc
+from mmrpc.core.system import libc
 
 
 def map_tensor(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

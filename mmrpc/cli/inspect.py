@@ -46,7 +46,7 @@ def inspect(
 
 def _reference_in(path: str) -> str | None:
     """Gives the text of a file that holds a reference; None if it holds something else."""
-    from mmrpc.core import treedir
+    from mmrpc.core.trees import directory as treedir
 
     if not path.endswith(".json") or not os.path.isfile(path):
         return None

@@ -14,7 +14,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from mmrpc.core import libc, sweep
+from mmrpc.core import sweep
+from mmrpc.core.system import libc
 from mmrpc.errors import (
     NoSpaceError,
     NotRegularFileError,

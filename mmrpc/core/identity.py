@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
-from mmrpc.core import libc
 from mmrpc.core.location import FileIdentity
+from mmrpc.core.system import libc
 
 _LONGEST_HANDLE = 16  # ext4, xfs and tmpfs have 8 to 12 bytes; NFS up to 128
 

@@ -53,7 +53,7 @@ class FileLocation:
     """A file, by its absolute path on one host.
 
     Attributes:
-        host: `mmrpc.core.host.host_id()` of the host.
+        host: `mmrpc.core.system.host.host_id()` of the host.
         path: Absolute path there.
         identity: The file that was meant.
     """
@@ -68,7 +68,7 @@ class MemoryLocation:
     """A piece of anonymous memory, by a descriptor of the process that owns it.
 
     Attributes:
-        host: `mmrpc.core.host.memory_host_id()` of the host; PIDs mean something there only.
+        host: `mmrpc.core.system.host.memory_host_id()` of the host; PIDs mean something there only.
         pid: The owner.
         started: Start time of the owner in clock ticks since boot, since PIDs are reused.
         fd: Descriptor number in the owner.

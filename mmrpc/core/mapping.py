@@ -12,9 +12,10 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from mmrpc.core import files, libc, pagemap
+from mmrpc.core import files
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileIdentity, Mode
+from mmrpc.core.system import libc, pagemap
 from mmrpc.errors import FileTooShortError, PathNotWritableError, StaleReferenceError
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet, WeakValueDictionary
 
-from mmrpc.core import files, host, lease, libc
+from mmrpc.core import files, lease
 from mmrpc.core.location import MemoryLocation, Mode
 from mmrpc.core.mapping import PAGE_BYTES, Mapping, Pages
-from mmrpc.core.meminfo import available_bytes
+from mmrpc.core.system import host, libc
+from mmrpc.core.system.meminfo import available_bytes
 from mmrpc.errors import (
     FileTooShortError,
     NoSpaceError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmrpc.core import host, mapping, memory
+from mmrpc.core import mapping, memory
 from mmrpc.core.location import (
     FileIdentity,
     FileLocation,
@@ -13,6 +13,7 @@ from mmrpc.core.location import (
     Resolver,
 )
 from mmrpc.core.mapping import FileMapping, Mapping
+from mmrpc.core.system import host
 from mmrpc.errors import ConfigError, NotSharedError, StaleReferenceError
 
 

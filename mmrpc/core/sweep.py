@@ -13,7 +13,7 @@ import secrets
 import time
 from typing import Final
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 
 _PART = re.compile(r"\.mmrpc-(?P<host>[0-9a-f]{16})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]+\.part")
 _OTHER_HOST_S: Final = 24 * 3600.0  # of another host's maker we know only the age

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Final
 
-from mmrpc.core import files, libc
+from mmrpc.core import files
 from mmrpc.core.layout import Layout
 from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping, Mapping, check_alive
 from mmrpc.core.nested import NestedLayout
 from mmrpc.core.resolver import get_resolver
 from mmrpc.core.storage import mapped_storage
+from mmrpc.core.system import libc
 from mmrpc.errors import LayoutError, NotSharedError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import json
 import os
 from typing import Final
 
-from mmrpc.core import files, host
+from mmrpc.core import files
+from mmrpc.core.system import host
 from mmrpc.errors import PathExistsError, PathNotFoundError
 
 _TRIES: Final = 10

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from mmrpc.core import creation, files, treedir
+from mmrpc.core import creation, files
+from mmrpc.core.trees import directory as treedir
 from mmrpc.errors import MmrpcError, NoSpaceError
 
 if TYPE_CHECKING:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from mmrpc.core import creation, formats, reference, treedir, treemeta, upkeep
+from mmrpc.core import creation, formats, reference, upkeep
 from mmrpc.core.standin import Unopened, unpickling_for_rpc
 from mmrpc.core.tensor import MemoryMappedTensor, wrap
+from mmrpc.core.trees import directory as treedir
+from mmrpc.core.trees import meta as treemeta
 from mmrpc.data.batches import Batch, Rows, Transform
 from mmrpc.data.order import Order, Range
 from mmrpc.data.schema import Schema, rows_of

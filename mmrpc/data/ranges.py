@@ -13,7 +13,9 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Final, Self
 
-from mmrpc.core import creation, treedir, treemeta
+from mmrpc.core import creation
+from mmrpc.core.trees import directory as treedir
+from mmrpc.core.trees import meta as treemeta
 from mmrpc.data import claims
 from mmrpc.data.columnfile import ColumnFile
 from mmrpc.data.schema import Column, Schema, dump_columns, load_columns

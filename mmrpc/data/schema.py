@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mmrpc.core import treedir, treemeta
 from mmrpc.core.layout import DTYPES, dtype_name, numel
-from mmrpc.core.treemeta import Leaf, Meta
+from mmrpc.core.trees import directory as treedir
+from mmrpc.core.trees import meta as treemeta
+from mmrpc.core.trees.meta import Leaf, Meta
 from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:

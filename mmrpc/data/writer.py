@@ -11,7 +11,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from mmrpc.core import creation, treedir, treemeta
+from mmrpc.core import creation
+from mmrpc.core.trees import directory as treedir
+from mmrpc.core.trees import meta as treemeta
 from mmrpc.data import claims
 from mmrpc.data.columnfile import ColumnFile, unlink
 from mmrpc.data.schema import Column, Schema, rows_of

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from mmrpc.core.host import host_id, is_alive, own_start_time
+from mmrpc.core.system.host import host_id, is_alive, own_start_time
 from mmrpc.errors import LaunchError
 
 STATUS_FILE = "status.json"

@@ -8,11 +8,11 @@ import os
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from mmrpc.core import libc
-from mmrpc.core.host import host_id
 from mmrpc.core.identity import identify
 from mmrpc.core.location import Mode, MountLocation
 from mmrpc.core.resolver import stale_file
+from mmrpc.core.system import libc
+from mmrpc.core.system.host import host_id
 from mmrpc.errors import OutsideMountsError
 
 if TYPE_CHECKING:

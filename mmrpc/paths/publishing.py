@@ -14,7 +14,8 @@ import stat
 import tempfile
 from typing import TYPE_CHECKING
 
-from mmrpc.core import files, libc, sweep
+from mmrpc.core import files, sweep
+from mmrpc.core.system import libc
 from mmrpc.errors import LayoutError, PathError, PathExistsError, PathNotFoundError
 from mmrpc.paths import manifest as manifests
 from mmrpc.paths.beneath import open_beneath

@@ -6,9 +6,10 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from mmrpc.core import files, libc
+from mmrpc.core import files
 from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping, map_descriptor, map_file
+from mmrpc.core.system import libc
 from mmrpc.errors import FileTooShortError, NoSpaceError, PathNotWritableError, StaleReferenceError
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from mmrpc.core.host import host_id
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileLocation, Location, Mode, MountLocation
 from mmrpc.core.mapping import FileMapping, Mapping, map_file
 from mmrpc.core.resolver import HostResolver, stale_file
+from mmrpc.core.system.host import host_id
 from mmrpc.errors import (
     NotSharedError,
     OutsideMountsError,

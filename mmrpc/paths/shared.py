@@ -108,7 +108,7 @@ class SharedFiles:
             LayoutError: If the mount is remote here and the tree has a file for each tensor.
             PathError: As `published`.
         """
-        from mmrpc.core import tree
+        from mmrpc.core import trees as tree
 
         files = self.published(mount, path)
         if tree.ARENA in files:

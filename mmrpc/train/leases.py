@@ -16,7 +16,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from mmrpc.core import files, host
+from mmrpc.core import files
+from mmrpc.core.system import host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ class Lease:
 
     Attributes:
         version: Number of the version.
-        host: `mmrpc.core.host.memory_host_id()` of the reader.
+        host: `mmrpc.core.system.host.memory_host_id()` of the reader.
         pid: Its process there.
         started: Start time of that process.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.train.messages import Consistency, Join, Link, Push
 
 if TYPE_CHECKING:

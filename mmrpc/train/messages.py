@@ -44,8 +44,8 @@ class Join:
 
     Attributes:
         trainer: Its name.
-        host: `mmrpc.core.host.host_id()` of it.
-        memory_host: `mmrpc.core.host.memory_host_id()` of it.
+        host: `mmrpc.core.system.host.host_id()` of it.
+        memory_host: `mmrpc.core.system.host.memory_host_id()` of it.
         specs: The kinds of its module's tensors.
         by_value: Whether it has tried to map and could not.
     """

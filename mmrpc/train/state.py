@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.errors import LayoutError, PathExistsError, PathNotFoundError
 from mmrpc.train import attach, optimizers
 from mmrpc.train.arena import Arena

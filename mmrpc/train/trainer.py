@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from mmrpc import rpc
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.errors import MmrpcError, PathError
 from mmrpc.train import attach, registry
 from mmrpc.train.arena import Arena

@@ -11,8 +11,8 @@ import torch
 
 import mmrpc
 from mmrpc import rpc
-from mmrpc.core import host
-from mmrpc.core.arena import Tree
+from mmrpc.core.system import host
+from mmrpc.core.trees.arena import Tree
 from mmrpc.data import MappedDataset, RemoteDataset, ResumableLoader
 from mmrpc.errors import NotSharedError, PathNotFoundError, StaleReferenceError
 from tests.distributed.workers import Raised, by_every_way, run

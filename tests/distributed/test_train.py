@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmrpc import rpc
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.errors import LayoutError, MmrpcError
 from mmrpc.train import ParameterServer, Trainer, latest
 from tests.distributed.workers import outcome, run

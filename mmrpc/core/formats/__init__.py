@@ -120,8 +120,8 @@ def local_path(path: str) -> str:
 
 def _reader_for(source: Source) -> Callable[[Source], Any]:
     """The reader of a file's format, told by its first bytes; names can be anything."""
-    from mmrpc.core import arenatable
     from mmrpc.core.formats import npy, safetensors, torchzip
+    from mmrpc.core.trees import table as arenatable
 
     head = source.read(0, min(_HEAD_BYTES, source.size_bytes), "its first bytes")
     suffix = os.path.splitext(source.name)[1].lower()
@@ -144,8 +144,8 @@ def _reader_for(source: Source) -> Callable[[Source], Any]:
 def _read_arena(source: Source) -> Any:
     import torch
 
-    from mmrpc.core import arena
     from mmrpc.core.layout import Layout
+    from mmrpc.core.trees import arena
 
     whole = source.tensor(Layout.contiguous(torch.uint8, (source.size_bytes,)), "the arena")
     return arena.open_arena(whole, repr(source.path))

@@ -22,7 +22,7 @@ from torch.distributed import DistError
 from torch.version import __version__ as torch_version
 
 from mmrpc.config import ClusterConfig, config_hash, load_config, resolve_node
-from mmrpc.core.host import host_id
+from mmrpc.core.system.host import host_id
 from mmrpc.errors import ConfigError, HandshakeError
 from mmrpc.paths.proof import Proof as MountProof
 from mmrpc.rpc.handshake import judge, network, rendezvous

@@ -36,7 +36,7 @@ class Hello(Frozen):
         rank: Its number.
         worker: Its name.
         node: Name of its node; empty if it could not tell.
-        host: `mmrpc.core.host.host_id` there.
+        host: `mmrpc.core.system.host.host_id` there.
         network: Identity of the host's network: loopback is shared by those who have the same.
         pid: Its process.
         address: The address at which RPC will listen.

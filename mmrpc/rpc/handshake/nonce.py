@@ -15,8 +15,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from mmrpc.core import files, host
+from mmrpc.core import files
 from mmrpc.core.identity import identify
+from mmrpc.core.system import host
 from mmrpc.errors import NotSharedError, PathError, PathNotFoundError
 from mmrpc.rpc.handshake.messages import Nonce
 from mmrpc.rpc.handshake.report import FileMark

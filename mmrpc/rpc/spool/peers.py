@@ -6,15 +6,15 @@ import functools
 import os
 from typing import NamedTuple
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 
 
 class Address(NamedTuple):
     """A process, as another of its host can find it.
 
     Attributes:
-        host: `mmrpc.core.host.memory_host_id()`: where its memory can be opened.
-        files: `mmrpc.core.host.host_id()`: where its paths mean the same.
+        host: `mmrpc.core.system.host.memory_host_id()`: where its memory can be opened.
+        files: `mmrpc.core.system.host.host_id()`: where its paths mean the same.
         pid: Its PID.
         started: Its start time in clock ticks since boot.
         opens: Whether it has found that it may open the memory of the process that this is

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mmrpc.core import libc
+from mmrpc.core.system import libc
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import peers, received
 from mmrpc.rpc.spool.peers import Address

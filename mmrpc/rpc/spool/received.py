@@ -11,7 +11,8 @@ from weakref import WeakSet
 
 import torch
 
-from mmrpc.core import host, memory
+from mmrpc.core import memory
+from mmrpc.core.system import host
 from mmrpc.errors import StaleReferenceError
 from mmrpc.rpc.spool.control import Control
 

@@ -6,12 +6,12 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mmrpc.core import host, libc
 from mmrpc.core.layout import Layout
 from mmrpc.core.location import MemoryLocation
-from mmrpc.core.meminfo import available_bytes
 from mmrpc.core.memory import Arena
 from mmrpc.core.storage import tensor_of
+from mmrpc.core.system import host, libc
+from mmrpc.core.system.meminfo import available_bytes
 from mmrpc.errors import MmrpcError
 from mmrpc.rpc.spool.control import CONTROL_BYTES, Control
 

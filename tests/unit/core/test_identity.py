@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import libc
 from mmrpc.core.identity import identify
 from mmrpc.core.location import FileIdentity
+from mmrpc.core.system import libc
 
 
 def identity(path: Path) -> FileIdentity:

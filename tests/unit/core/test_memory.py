@@ -15,8 +15,9 @@ from hypothesis.stateful import Bundle as Named
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from mmrpc import MemoryMappedTensor, TensorRef, errors
-from mmrpc.core import host, lease, memory
+from mmrpc.core import lease, memory
 from mmrpc.core.location import MemoryLocation
+from mmrpc.core.system import host
 from tests.needs import needs
 from tests.peers import Peer
 from tests.unit.core.tensors import until

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import host, sweep
+from mmrpc.core import sweep
+from mmrpc.core.system import host
 from tests.peers import Peer
 
 

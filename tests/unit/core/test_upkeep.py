@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmrpc import MemoryMappedTensor, errors
-from mmrpc.core import libc
+from mmrpc.core.system import libc
 
 M = MemoryMappedTensor
 COUNT = 1 << 14  # 16 pages of float32

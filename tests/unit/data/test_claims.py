@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.data import claims
 from mmrpc.errors import PathExistsError, PathNotFoundError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mmrpc.core.host import host_id
+from mmrpc.core.system.host import host_id
 from mmrpc.errors import LaunchError
 from mmrpc.launch import status
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from mmrpc import MemoryMappedTensor, TensorRef
-from mmrpc.core import libc
-from mmrpc.core.host import host_id
 from mmrpc.core.location import FileLocation, MemoryLocation, MountLocation
 from mmrpc.core.resolver import set_resolver
+from mmrpc.core.system import libc
+from mmrpc.core.system.host import host_id
 from mmrpc.errors import (
     ConfigError,
     FileTooShortError,

@@ -316,7 +316,8 @@ def test_what_cannot_fit_is_refused_first(store: Store, tmp_path: Path) -> None:
 
 def test_parts_of_the_dead_are_swept(store: Store, stage: Stage) -> None:
     """A download that nobody will finish goes with the next one; a living one's stays."""
-    from mmrpc.core import host, sweep
+    from mmrpc.core import sweep
+    from mmrpc.core.system import host
 
     store.put("x", b"content")
     path = path_of(stage, "x")

@@ -79,7 +79,7 @@ def test_a_settled_member_has_nothing_waiting() -> None:
 
 def test_links() -> None:
     """Who is where decides what is mapped, and the reason is given."""
-    from mmrpc.core import host
+    from mmrpc.core.system import host
 
     here, memory = host.host_id(), host.memory_host_id()
 

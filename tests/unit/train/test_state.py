@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.errors import LayoutError, PathExistsError
 from mmrpc.train.state import FILE_NAME, TrainingState
 from mmrpc.train.versions import Versions

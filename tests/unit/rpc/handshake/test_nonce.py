@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from mmrpc.errors import NotRegularFileError, NotSharedError, PathError, PathNotWritableError
 from mmrpc.paths.mounts import Mount
 from mmrpc.rpc.handshake import nonce

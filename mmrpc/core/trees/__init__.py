@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mmrpc.core import arena as arenas
-from mmrpc.core import creation, reference, treedir
-from mmrpc.core.arena import Tree
+from mmrpc.core import creation, reference
 from mmrpc.core.tensor import MemoryMappedTensor
-from mmrpc.core.treemeta import META
+from mmrpc.core.trees import arena as arenas
+from mmrpc.core.trees import directory as treedir
+from mmrpc.core.trees.arena import Tree
+from mmrpc.core.trees.meta import META
 from mmrpc.errors import LayoutError, PathExistsError
 
 if TYPE_CHECKING:

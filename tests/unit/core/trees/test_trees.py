@@ -15,7 +15,7 @@ import torch
 
 import mmrpc
 from mmrpc import MemoryMappedTensor
-from mmrpc.core import treemeta
+from mmrpc.core.trees import meta as treemeta
 from mmrpc.errors import (
     FileTooShortError,
     LayoutError,

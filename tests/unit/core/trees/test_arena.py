@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import mmrpc
 from mmrpc import MemoryMappedTensor
-from mmrpc.core import arena as arenas
-from mmrpc.core.arena import Tree
-from mmrpc.core.arenatable import HEADER_BYTES, Header, Table, digest_of
+from mmrpc.core.trees import arena as arenas
+from mmrpc.core.trees.arena import Tree
+from mmrpc.core.trees.table import HEADER_BYTES, Header, Table, digest_of
 from mmrpc.errors import (
     FileTooShortError,
     LayoutError,
@@ -32,7 +32,7 @@ from mmrpc.errors import (
     PathNotFoundError,
     StaleReferenceError,
 )
-from tests.unit.core.test_tree import example, same
+from tests.unit.core.trees.test_trees import example, same
 
 
 def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import host
+from mmrpc.core.system import host
 from tests.needs import needs
 from tests.peers import Peer
 
@@ -28,7 +28,7 @@ def test_processes_of_one_host_agree(peer: Peer) -> None:
 @pytest.mark.parametrize(("option", "same"), [("--mount", [False, True]), ("--pid", [True, False])])
 def test_namespaces_differ(option: str, same: list[bool]) -> None:
     """Another mount namespace is another host for files, another PID namespace one for memory."""
-    code = "from mmrpc.core import host; print(host.host_id(), host.memory_host_id())"
+    code = "from mmrpc.core.system import host; print(host.host_id(), host.memory_host_id())"
     done = subprocess.run(
         ["unshare", option, "--fork", "--mount-proc", sys.executable, "-c", code]
         if option == "--pid"

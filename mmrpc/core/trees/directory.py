@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import torch
 
-from mmrpc.core import creation, files, treemeta
+from mmrpc.core import creation, files
 from mmrpc.core.tensor import MemoryMappedTensor
-from mmrpc.core.treemeta import META, Leaf, Meta
+from mmrpc.core.trees import meta as treemeta
+from mmrpc.core.trees.meta import META, Leaf, Meta
 from mmrpc.errors import LayoutError, PathExistsError, PathNotFoundError
 
 _MAX_META_BYTES: Final = 256 << 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrpc import MemoryMappedTensor
-from mmrpc.core import pagemap
+from mmrpc.core.system import pagemap
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PAGES = 2_000

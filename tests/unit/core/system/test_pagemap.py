@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrpc import MemoryMappedTensor
-from mmrpc.core import pagemap
+from mmrpc.core.system import pagemap
 
 PAGE = 4096
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import meminfo
+from mmrpc.core.system import meminfo
 
 
 def test_system() -> None:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mmrpc.core import creation, reference, treemeta
-from mmrpc.core.arenatable import HEADER_BYTES, Header, Table, aligned, digest_of
+from mmrpc.core import creation, reference
 from mmrpc.core.layout import Layout, contiguous_strides
 from mmrpc.core.nested import NestedLayout
 from mmrpc.core.standin import Unopened, unpickling_for_rpc
 from mmrpc.core.storage import byte_view, mapped_storage, tensor_of
 from mmrpc.core.tensor import MemoryMappedTensor, wrap
+from mmrpc.core.trees import meta as treemeta
+from mmrpc.core.trees.table import HEADER_BYTES, Header, Table, aligned, digest_of
 from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrpc.core import libc
+from mmrpc.core.system import libc
 
 
 def test_mmap_error() -> None:

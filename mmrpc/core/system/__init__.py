@@ -1,0 +1,1 @@
+"""What the operating system is asked: the C library, which host this is, memory and pages."""
