@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import os
 from typing import TYPE_CHECKING
@@ -16,33 +15,19 @@ from mmrpc.core.system.host import host_id
 from mmrpc.errors import OutsideMountsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mmrpc.core.mapping import FileMapping
     from mmrpc.paths.access import MountAccess
     from mmrpc.paths.content import Digests
     from mmrpc.paths.mounts import Mount, MountTable
     from mmrpc.paths.stage import Stage
 
-_destination: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+destination: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "mmrpc_destination", default=None
 )
+"""`host_id()` of the receiver of the references that are made now; None if it is not known.
 
-
-@contextlib.contextmanager
-def sending_to(host: str | None) -> Iterator[None]:
-    """Says for which host the references made in this block are.
-
-    For one on this host, nothing has to be flushed and no digest computed.
-
-    Args:
-        host: `host_id()` of the receiver; None if it is not known.
-    """
-    token = _destination.set(host)
-    try:
-        yield
-    finally:
-        _destination.reset(token)
+For one on this host, nothing has to be flushed and no digest computed.
+"""
 
 
 class Locator:
@@ -106,7 +91,7 @@ class Locator:
             return None
         mount, relative, size_bytes = found
         content = ""
-        if self._flushes and _destination.get() != host_id():
+        if self._flushes and destination.get() != host_id():
             if mapping.mode is Mode.WRITE and mapping.nbytes:
                 libc.msync(mapping.address, mapping.nbytes, wait=True)
             if mount.is_mixed or self._needs_digests:
@@ -167,4 +152,4 @@ class Locator:
 
 
 def _here(mapping: FileMapping) -> str:
-    return mapping.path if _destination.get() in (None, host_id()) else ""
+    return mapping.path if destination.get() in (None, host_id()) else ""

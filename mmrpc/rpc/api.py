@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,16 +12,31 @@ import torch
 from mmrpc.core.resolver import HostResolver, get_resolver, set_resolver
 from mmrpc.errors import ConfigError, PeerLostError, RpcError
 from mmrpc.rpc import cluster as cluster_group
-from mmrpc.rpc import executor, futures, gathering, torchrpc
+from mmrpc.rpc import (
+    executor,
+    futures,
+    gathering,
+    rendezvous,
+    rollcall,
+    starting,
+    torchrpc,
+)
 from mmrpc.rpc.kept import KeepingResolver
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 from mmrpc.rpc.spool import policy as spool
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from mmrpc.core.location import Resolver
 
 _LEAVE_S = 30.0
 """How long torch's own shutdown may take once every worker is in it."""
+
+_INIT_TIMEOUT_VARIABLE = "MMRPC_INIT_TIMEOUT_S"
+"""Seconds to wait for the others in `init_rpc`, where no config says it; 0 leaves it to torch."""
+_INIT_TIMEOUT_LEAST_S = 30.0
+"""Without that variable: a short limit for calls does not mean that workers start together."""
 
 _resolver_before: Resolver | None = None
 _kept: KeepingResolver | None = None
@@ -42,6 +57,11 @@ def init_rpc(
     Without arguments, what torchrun and most launchers set in the environment is used:
     ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
+    It waits for the others for ``rpc.handshake_timeout_s`` of the cluster's config. Without
+    one, for the number of seconds in ``MMRPC_INIT_TIMEOUT_S``, else for ``rpc_timeout`` of the
+    options, but at least 30 s. Where the group has no fixed size, where the ranks meet over a
+    file, and where that variable is 0, torch waits, as long as it does.
+
     Args:
         name: Unique name of the worker. Defaults to ``MMRPC_WORKER``, else ``worker<rank>``.
         backend: One of `BackendType`. Defaults to TensorPipe.
@@ -58,7 +78,8 @@ def init_rpc(
 
     Raises:
         ConfigError: If the config is wrong, or the environment lacks what was left out.
-        HandshakeError: If the nodes do not prove what the config asks for.
+        HandshakeError: If workers are absent or do not fit together, on every rank that came;
+            or if the nodes do not prove what the config asks for.
     """
     global _kept, _resolver_before
     rank, world_size = _place(rank, world_size)
@@ -73,24 +94,25 @@ def init_rpc(
         resolver = HostResolver(node=node or os.environ.get("MMRPC_NODE") or name)
         if rpc_backend_options is None and backend in (None, torchrpc.rpc.BackendType.TENSORPIPE):
             rpc_backend_options = TensorPipeRpcBackendOptions()
+        met = _meet(name, backend, rank, world_size, rpc_backend_options)
     else:
         resolver, rpc_backend_options = cluster_group.prepare(
             cluster, node, name, rank, world_size, rpc_backend_options
         )
+        met = cluster_group.met()
     _resolver_before = get_resolver()
     _kept = KeepingResolver(resolver)
     set_resolver(_kept)
     futures.set_devices(_devices(rpc_backend_options))
     spool.configure(cluster_group.share_above_bytes())
     try:
-        with warnings.catch_warnings():
-            # torch's own, about its own use of a process group: nobody here can change it.
-            warnings.filterwarnings("ignore", ".*using a Backend .* as a ProcessGroup")
-            torchrpc.rpc.init_rpc(name, backend, rank, world_size, rpc_backend_options)
+        if met is None or world_size is None or rpc_backend_options is None:
+            starting.start(name, backend, rank, world_size, rpc_backend_options)
+        else:
+            starting.start_at(*met, name, backend, rank, world_size, rpc_backend_options)
+            rollcall.begun()
     except BaseException:
-        # torch leaves the agent behind when the first round of calls fails.
-        if torchrpc.is_initialized():
-            torchrpc.rpc.shutdown(graceful=False)
+        starting.stop()
         _forget()
         raise
     atexit.register(_leave_at_exit)
@@ -178,6 +200,43 @@ def _place(rank: int, world_size: int | None) -> tuple[int, int | None]:
             )
         found.append(int(text))
     return found[0], found[1]
+
+
+def _meet(
+    name: str,
+    backend: Any,
+    rank: int,
+    world_size: int | None,
+    options: torchrpc.RpcBackendOptions | None,
+) -> tuple[Store, float] | None:
+    """Waits for the other ranks, where that can be done without torch.
+
+    Returns:
+        The store at which they met, and the time limit; None if it is torch that waits: in a
+        group that workers may join and leave, over a file, or with another backend.
+    """
+    if not (world_size and isinstance(options, torchrpc.rpc.TensorPipeRpcBackendOptions)):
+        return None
+    if backend not in (None, torchrpc.rpc.BackendType.TENSORPIPE) or not isinstance(name, str):
+        return None
+    timeout_s = _init_timeout_s(options)
+    endpoint = rendezvous.find_plain_endpoint(options.init_method)
+    if endpoint is None or not timeout_s:
+        return None
+    meeting = partial(rollcall.meet, endpoint, name, rank, world_size, timeout_s)
+    return starting.meet(meeting, timeout_s, rank), timeout_s
+
+
+def _init_timeout_s(options: torchrpc.RpcBackendOptions) -> float:
+    text = os.environ.get(_INIT_TIMEOUT_VARIABLE)
+    if text is None:
+        return max(float(options.rpc_timeout), _INIT_TIMEOUT_LEAST_S)
+    try:
+        return max(float(text), 0.0)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is not a number of seconds", key=_INIT_TIMEOUT_VARIABLE
+        ) from None
 
 
 def _devices(options: torchrpc.RpcBackendOptions | None) -> list[torch.device]:

@@ -10,11 +10,11 @@ from mmrpc.core.reference import is_mapped
 from mmrpc.rpc import faults, torchrpc, wire
 from mmrpc.rpc.faults import Call
 from mmrpc.rpc.futures import Future, new_future
-from mmrpc.rpc.reply import Reply
-from mmrpc.rpc.serve import serve
+from mmrpc.rpc.reply import Reply, unseal
+from mmrpc.rpc.serve import serve, serve_rref
 from mmrpc.rpc.spool import peers
 from mmrpc.rpc.spool import policy as spool
-from mmrpc.rpc.torchrpc import UNSET, Peer, WorkerInfo
+from mmrpc.rpc.torchrpc import UNSET, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +48,8 @@ def rpc_sync(
         RemoteError: If the function raised what cannot be rebuilt here; anything else that it
             raised is raised as it was.
     """
-    call, *what = _prepare(to, func, args, kwargs, timeout)
-    return result(lambda: torchrpc.rpc.rpc_sync(to, *what, timeout), call)
+    call, sent, unseal = _send(to, func, args, kwargs, timeout)
+    return unseal(_wait_for(sent.wait, call), call)
 
 
 def rpc_async(
@@ -71,11 +71,14 @@ def rpc_async(
     Returns:
         A future; its `wait` and `value` return and raise what `rpc_sync` does.
     """
-    call, *what = _prepare(to, func, args, kwargs, timeout)
-    sent = torchrpc.rpc.rpc_async(to, *what, timeout)
+    call, sent, unseal = _send(to, func, args, kwargs, timeout)
     future = new_future()
-    _stand_in_for(sent, future)
-    sent.add_done_callback(lambda _: future._complete(lambda: result(sent.value, call)))
+    torchrpc.collect(future)
+
+    def answer() -> Any:
+        return unseal(_wait_for(sent.value, call), call)
+
+    sent.add_done_callback(lambda _: future._complete(answer))
     return future
 
 
@@ -91,68 +94,81 @@ def send_remote(
     Returns:
         The call, for errors, and torch's RRef of the reply.
     """
-    call, *what = _prepare(to, func, args, kwargs, timeout, is_reply_ours=False)
-    return call, torchrpc.rpc.remote(to, *what, timeout)
+    worker, args, kwargs = torchrpc.worker_info(to), tuple(args or ()), dict(kwargs or {})
+    call = Call(worker.name, _name_of(func, args), timeout)
+    if _is_script(func) and not _any_mapped((args, kwargs)):
+        what = (func, *_with_rrefs_of_torch(args, kwargs))
+    else:
+        message = wire.encode((func, args, kwargs), peers.address_of(worker.name))
+        what = (serve_rref, message, {})
+    return call, torchrpc.rpc.remote(worker, *what, timeout)
 
 
 def result(receive: Callable[[], Any], call: Call) -> Any:
-    """Gives what a call or an RRef holds, and raises typed errors.
+    """Gives what an RRef holds, and raises typed errors.
 
     Args:
-        receive: Waits for the answer and returns it as torch has it.
+        receive: Waits for it and returns it as torch has it: in a `Reply`, unless TorchScript
+            or plain torch RPC made the RRef.
         call: What to tell in errors.
     """
+    value = _wait_for(receive, call)
+    return value.unwrap(call) if type(value) is Reply else value
+
+
+def _wait_for(receive: Callable[[], Any], call: Call) -> Any:
     try:
-        value = receive()
+        return receive()
     except RuntimeError as error:
-        typed = faults.typed(error, call)
-        if typed is None:
-            raise
-        raise typed from error
-    return value.unwrap(call) if isinstance(value, Reply) else value
+        faults.raise_typed(error, call)
 
 
-def peer_name(to: Peer) -> str:
-    """Gives the name of a worker, or what it was called by if torch does not know it."""
-    if isinstance(to, int):
-        try:
-            to = torchrpc.rpc.get_worker_info(to)
-        except (RuntimeError, TypeError):
-            return str(to)
-    return to.name if isinstance(to, WorkerInfo) else str(to)
-
-
-def _prepare(
+def _send(
     to: Peer,
     func: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: float,
-    *,
-    is_reply_ours: bool = True,
-) -> tuple[Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Says which function torch is to call, and with what.
+) -> tuple[Call, Any, Callable[[Any, Call], Any]]:
+    """Starts a call.
 
-    Args:
-        to: As for `rpc_sync`, like the next four.
-        func: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        timeout: Seconds to wait.
-        is_reply_ours: Whether the reply comes here, once; not so for an RRef's value.
+    Returns:
+        The call, for errors; torch's future of its answer; and what reads that.
     """
+    worker, args, kwargs = torchrpc.worker_info(to), tuple(args or ()), dict(kwargs or {})
+    told = spool.introduce(worker.name)
+    call = Call(worker.name, _name_of(func, args), timeout, told)
+    try:
+        if _is_script(func) and not _any_mapped((args, kwargs)):
+            what = _with_rrefs_of_torch(args, kwargs)
+            return call, torchrpc.start(worker, func, *what, timeout), _as_it_is
+        data, carried = wire.encode((func, args, kwargs), peers.address_of(worker.name))
+        message = (data, carried, told)
+        try:
+            return call, torchrpc.start_plain(worker, serve, message, carried, timeout), unseal
+        except BaseException:
+            spool.withdraw(carried)
+            raise
+    except RuntimeError as error:
+        faults.raise_typed(error, call)
+
+
+def _as_it_is(value: Any, _: Call) -> Any:
+    return value
+
+
+def _is_script(func: Callable[..., Any]) -> bool:
+    """Whether torch runs it there without Python; that knows no wrapped RRef, and no reference."""
     if not callable(func):
         raise TypeError(f"function should be callable, not {type(func).__name__}")
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
-    call = Call(peer_name(to), _name_of(func, args), timeout)
-    script = getattr(func, "_wrapped_async_rpc_function", func)
-    if isinstance(script, torch.jit.ScriptFunction) and not _any_mapped((args, kwargs)):
-        # torch runs it there without Python; that knows no wrapped RRef, and no reference.
-        plain = tuple(getattr(arg, "torch_rref", arg) for arg in args)
-        return call, func, plain, {k: getattr(v, "torch_rref", v) for k, v in kwargs.items()}
-    receiver = peers.address_of(call.peer)
-    message = wire.encode((func, args, kwargs), receiver)
-    return call, serve, (*message, spool.own_address(receiver) if is_reply_ours else None), {}
+    return isinstance(getattr(func, "_wrapped_async_rpc_function", func), torch.jit.ScriptFunction)
+
+
+def _with_rrefs_of_torch(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plain = tuple(getattr(arg, "torch_rref", arg) for arg in args)
+    return plain, {name: getattr(arg, "torch_rref", arg) for name, arg in kwargs.items()}
 
 
 def _any_mapped(value: Any) -> bool:
@@ -170,11 +186,3 @@ def _name_of(func: Callable[..., Any], args: Sequence[Any]) -> str:
     name = getattr(func, "__qualname__", None) or type(func).__qualname__
     describe = getattr(func, "describe_call", None)
     return str(describe(args)) if describe is not None else str(name)
-
-
-def _stand_in_for(sent: Any, future: Future[Any]) -> None:
-    # torch's `_wait_all()` context collects the futures made in it; it is to see the results.
-    local = getattr(torchrpc.rpc.api, "_thread_local_var", None)
-    collected = getattr(local, "future_list", None)
-    if collected and collected[-1] is sent:
-        collected[-1] = future

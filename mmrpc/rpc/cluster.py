@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.errors import ConfigError
-from mmrpc.rpc import torchrpc
+from mmrpc.rpc import starting, torchrpc
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from mmrpc.config import ClusterConfig, RpcConfig
     from mmrpc.core.location import Resolver
     from mmrpc.rpc.handshake import Joined, PathReport
@@ -41,6 +44,7 @@ def prepare(
         ConfigError: If the config is wrong, or the group has no fixed size.
         HandshakeError: If the nodes do not prove what the config asks for.
     """
+    from mmrpc.config import ClusterConfig, load_config
     from mmrpc.rpc import handshake
     from mmrpc.rpc.handshake import table
 
@@ -51,7 +55,12 @@ def prepare(
             hint="Pass rank and world_size, or start the workers with 'mmrpc launch'.",
         )
     init_method = "" if options is None else options.init_method
-    joined = handshake.join(cluster, node, name, rank, world_size, init_method)
+    config = cluster if isinstance(cluster, ClusterConfig) else load_config(cluster)
+    joined = starting.meet(
+        partial(handshake.join, config, node, name, rank, world_size, init_method),
+        config.rpc.handshake_timeout_s,
+        rank,
+    )
     if joined.report is not None and "MMRPC_RUN_ID" in os.environ:
         # A launcher started us: what was proven comes first on its console.
         print(table.render(joined.report), file=sys.stderr, flush=True)  # noqa: T201
@@ -60,7 +69,6 @@ def prepare(
     if not init_method.startswith("tcp://"):
         options.init_method = joined.init_method
     resolver = handshake.make_resolver(joined)
-    # It also keeps the store, which RPC's own will share a port with.
     _joined = joined
     return resolver, options
 
@@ -78,6 +86,13 @@ def _options(rpc: RpcConfig) -> RpcBackendOptions:
                 chosen[f"_{name}"] = list(wanted)
     options = TensorPipeRpcBackendOptions(**chosen)
     return options
+
+
+def met() -> tuple[Store, float] | None:
+    """The store of the handshake, and how long torch may take to start there, in seconds."""
+    if _joined is None:
+        return None
+    return _joined.store, _joined.cluster.rpc.handshake_timeout_s
 
 
 def forget() -> None:

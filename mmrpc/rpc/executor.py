@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Job = Callable[[], None]
+    Job = tuple[Callable[..., None], tuple[Any, ...]]
 
 _IDLE_S = 60.0
 """How long a thread waits for another call before it ends."""
@@ -32,9 +32,9 @@ class CallThreads:
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
-        self._changed = threading.Condition()
-        self._waiting: deque[Job] = deque()
-        self._idle = 0
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0  # threads that wait for a job and that no job in the queue is meant for
         self._stopped = False
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count()
@@ -45,21 +45,14 @@ class CallThreads:
         Raises:
             RuntimeError: After `stop`.
         """
-
-        def job() -> None:
-            fn(*args)
-
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 raise RuntimeError("this worker has shut down and takes no calls")
-            self._waiting.append(job)
-            if self._idle >= len(self._waiting):
-                self._changed.notify()
-                return
-            name = f"mmrpc-call-{next(self._numbers)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.add(thread)
-            thread.start()
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._start_thread()
+            self._jobs.put((fn, args))
 
     def stop(self, wait_s: float = 0.0) -> None:
         """Lets idle threads end, and others when their call does.
@@ -68,19 +61,26 @@ class CallThreads:
             wait_s: Seconds to wait for them at most. Calls that wait for other workers end when
                 the agent has; a thread that Python's end meets inside torch aborts the process.
         """
-        with self._changed:
+        with self._lock:
             self._stopped = True
-            self._waiting.clear()
-            self._changed.notify_all()
             threads = self._threads - {threading.current_thread()}
+            for _ in self._threads:
+                self._jobs.put(None)
         deadline_s = time.monotonic() + wait_s
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
+    def _start_thread(self) -> None:
+        name = f"mmrpc-call-{next(self._numbers)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
     def _run(self) -> None:
         while self._run_next():
-            pass
-        with self._changed:
+            with self._lock:
+                self._idle += 1
+        with self._lock:
             self._threads.discard(threading.current_thread())
 
     def _run_next(self) -> bool:
@@ -89,15 +89,19 @@ class CallThreads:
         job = self._next()
         if job is None:
             return False
-        job()
+        fn, args = job
+        fn(*args)
         return True
 
     def _next(self) -> Job | None:
-        with self._changed:
-            self._idle += 1
-            self._changed.wait_for(lambda: self._waiting or self._stopped, self._idle_s)
-            self._idle -= 1
-            return self._waiting.popleft() if self._waiting else None
+        while True:
+            try:
+                return self._jobs.get(timeout=self._idle_s)
+            except Empty:
+                with self._lock:
+                    if self._idle:  # no job is on its way to this thread
+                        self._idle -= 1
+                        return None
 
 
 _threads = CallThreads()

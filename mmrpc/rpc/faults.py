@@ -15,10 +15,13 @@ from mmrpc.errors import PeerLostError, RpcTimeoutError
 from mmrpc.rpc.torchrpc import UNSET, default_timeout_s
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from mmrpc.errors import RpcError
+    from mmrpc.rpc.spool.peers import Caller
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """What an error tells about the call that it ended.
 
@@ -27,12 +30,14 @@ class Call:
         function: Qualified name of the function.
         timeout_s: Its time limit in seconds, as it was passed: below 0 for the one of
             `init_rpc`.
+        told: Who this worker said that it is.
         started_s: `time.monotonic()` when the call was made.
     """
 
     peer: str
     function: str
     timeout_s: float = UNSET
+    told: Caller = None
     started_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -88,6 +93,14 @@ def typed(error: RuntimeError, call: Call) -> RpcError | None:
             elapsed_s=elapsed_s,
         )
     return None
+
+
+def raise_typed(error: RuntimeError, call: Call) -> NoReturn:
+    """Raises the typed error for what torch raised, or that as it is."""
+    error_typed = typed(error, call)
+    if error_typed is None:
+        raise error
+    raise error_typed from error
 
 
 def _first_line(text: str) -> str:

@@ -1,8 +1,14 @@
-"""The envelope of a result: it pickles and unpickles without raising, whatever is in it."""
+"""The envelope of a result: it pickles and unpickles without raising, whatever is in it.
+
+torch pickles a result inside its own serializer, and unpickles it inside its own unpickler:
+neither survives an exception. So a value that does not pickle becomes a failure, and what
+arrives stays bytes until it is `unseal`ed, on the thread of the caller.
+"""
 
 from __future__ import annotations
 
 import pickle
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.rpc import wire
@@ -14,87 +20,86 @@ if TYPE_CHECKING:
     from mmrpc.rpc.faults import Call
     from mmrpc.rpc.spool.peers import Address
 
+_SAFE = frozenset({NoneType, bool, int, float, str, bytes})
+"""Types whose values go as they are: they always pickle, and hold nothing that does not."""
+
+
+def seal(value: Any, receiver: Address | None = None, sender: Address | None = None) -> Any:
+    """Gives what torch is to carry for a value.
+
+    Args:
+        value: What the function returned.
+        receiver: The process that will get it, and nobody else, if that is known.
+        sender: What the receiver is to be told about this process.
+    """
+    if sender is None and type(value) in _SAFE:
+        return value
+    return _seal(value, receiver, sender)
+
+
+def _seal(value: Any, receiver: Address | None, sender: Address | None) -> tuple[Any, ...]:
+    try:
+        return *wire.encode(value, receiver), sender
+    except BaseException as error:
+        return seal_error(error)
+
+
+def seal_error(error: BaseException) -> tuple[Any, ...]:
+    """Gives what torch is to carry for an exception."""
+    failure = Failure.of(error)
+    told = pickle.dumps((failure.type_name, failure.text, failure.traceback, failure.data))
+    return told, failure.carried
+
+
+def unseal(envelope: Any, call: Call) -> Any:
+    """Gives the value, or raises what the peer raised.
+
+    Args:
+        envelope: What `seal` or `seal_error` gave on the peer.
+        call: The call that it is the answer to.
+
+    Raises:
+        PathError: If a reference in the value cannot be opened on this node.
+        RemoteError: If the peer's exception cannot be rebuilt here.
+    """
+    if type(envelope) is not tuple:
+        return envelope
+    data, carried, *rest = envelope
+    if not rest:
+        type_name, text, traceback, pickled = pickle.loads(data)
+        failure = Failure(type_name, text, traceback, pickled, carried)
+        raise failure.error(peer=call.peer, function=call.function, elapsed_s=call.elapsed_s)
+    if rest[0] is not None:
+        peers.learn(call.peer, rest[0], told=call.told)
+    return wire.decode(data, carried)
+
 
 class Reply:
-    """A value or a failure, on the node that has it or on the way to the one that asked.
+    """The value of an RRef, on its owner or on the way to the one that asked.
 
-    torch pickles it inside its own serializer, and unpickles it inside its own unpickler:
-    neither survives an exception. So a value that does not pickle becomes a failure, and what
-    arrives stays bytes until `unwrap`.
+    It is sealed anew whenever it is sent: the value can change.
     """
 
-    __slots__ = ("_failure", "_message", "_receiver", "_sender", "_value")
+    __slots__ = ("_envelope", "_value")
 
-    _value: Any
-    _failure: Failure | None
-    _message: wire.Message | None
-    _receiver: Address | None
-    _sender: Address | None
-
-    @classmethod
-    def of(cls, value: Any, receiver: Address | None = None) -> Reply:
-        """Wraps a value.
-
-        Args:
-            value: What the function returned.
-            receiver: The process that will get it, and nobody else, if that is known.
-        """
-        reply = cls._make(value, None, None)
-        reply._receiver = receiver
-        return reply
+    def __init__(self, value: Any = None, envelope: Any = None) -> None:
+        self._value, self._envelope = value, envelope
 
     @classmethod
     def failed(cls, error: BaseException) -> Reply:
-        """Wraps an exception."""
-        return cls._make(None, Failure.of(error), None)
-
-    @classmethod
-    def _make(cls, value: Any, failure: Failure | None, message: wire.Message | None) -> Reply:
-        reply = cls.__new__(cls)
-        reply._value, reply._failure, reply._message = value, failure, message
-        reply._receiver = reply._sender = None
-        return reply
+        """Wraps an exception that the function raised."""
+        return cls(envelope=seal_error(error))
 
     def unwrap(self, call: Call) -> Any:
-        """Gives the value, or raises what the peer raised.
+        """Gives the value, the object itself on the owner, or raises as `unseal` does.
 
         Args:
-            call: The call that this is the reply to.
-
-        Raises:
-            PathError: If a reference in the value cannot be opened on this node.
-            RemoteError: If the peer's exception cannot be rebuilt here.
+            call: The call that this is the answer to.
         """
-        if self._sender is not None:
-            peers.learn(call.peer, self._sender)
-        if self._failure is not None:
-            raise self._failure.error(
-                peer=call.peer, function=call.function, elapsed_s=call.elapsed_s
-            )
-        if self._message is not None:
-            return wire.decode(*self._message)
-        return self._value
+        return self._value if self._envelope is None else unseal(self._envelope, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        failure = self._failure
-        if failure is None:
-            if self._message is not None:
-                return _received_value, (*self._message, self._sender)
-            try:
-                message = wire.encode(self._value, self._receiver)
-                return _received_value, (*message, spool.own_address(self._receiver))
-            except BaseException as error:
-                failure = Failure.of(error)
-        told = pickle.dumps((failure.type_name, failure.text, failure.traceback, failure.data))
-        return _received_failure, (told, failure.carried)
-
-
-def _received_value(data: bytes, carried: list[Any], sender: Address | None) -> Reply:
-    reply = Reply._make(None, None, (data, carried))
-    reply._sender = sender
-    return reply
-
-
-def _received_failure(told: bytes, carried: list[Any]) -> Reply:
-    type_name, text, traceback, data = pickle.loads(told)
-    return Reply._make(None, Failure(type_name, text, traceback, data, carried), None)
+        envelope = self._envelope
+        if envelope is None:
+            envelope = _seal(self._value, None, spool.own_address(None))
+        return Reply, (None, envelope)

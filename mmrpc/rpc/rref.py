@@ -40,7 +40,7 @@ class RRef(Generic[T]):
     def __init__(self, value: T, type_hint: Any = None) -> None:
         self._function = ""
         if type_hint is None:
-            self.torch_rref = torchrpc.rpc.RRef(Reply.of(value))
+            self.torch_rref = torchrpc.rpc.RRef(Reply(value))
         else:
             # TorchScript reads the value itself: it must not be in an envelope.
             self.torch_rref = torchrpc.rpc.RRef(value, type_hint)

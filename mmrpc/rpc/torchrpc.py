@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import pickle
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed.autograd as _autograd
 import torch.distributed.rpc as _rpc
 from torch._C._distributed_rpc import RpcBackendOptions, WorkerInfo
@@ -29,6 +31,12 @@ internal: Any = _internal
 """torch's own pickling of calls."""
 
 
+_api: Any = _rpc.api
+_invoke_any: Any = getattr(_api, "_invoke_rpc", None)
+_invoke_python: Any = getattr(_api, "_invoke_rpc_python_udf", None)
+_is_profiled: Any = getattr(torch.autograd, "_profiler_enabled", lambda: True)
+
+
 def agent() -> Any:
     """Gives the agent of this process."""
     return rpc._get_current_rpc_agent()
@@ -42,6 +50,71 @@ def is_initialized() -> bool:
 def default_timeout_s() -> float:
     """Gives the time limit of calls that do not pass one, in seconds."""
     return float(rpc.get_rpc_timeout())
+
+
+def worker_info(to: Peer) -> WorkerInfo:
+    """Gives what torch knows of a worker.
+
+    Raises:
+        RuntimeError: torch's, if there is no such worker, or no group.
+    """
+    if isinstance(to, WorkerInfo):
+        return to
+    if not isinstance(to, (str, int)):
+        raise ValueError(f"a worker is named by its name, rank or WorkerInfo, not {to!r}")
+    info: WorkerInfo = rpc.get_worker_info(to)
+    return info
+
+
+def own_name() -> str:
+    """Gives the name of this worker."""
+    return str(agent().get_worker_info().name)
+
+
+def start(
+    to: WorkerInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float
+) -> Any:
+    """Starts a call of torch and gives its future, of which a `_wait_all()` does not hear."""
+    if _invoke_any is None:
+        return rpc.rpc_async(to, func, args, kwargs, timeout)
+    return _invoke_any(to, func, internal.RPCExecMode.ASYNC, args, kwargs, timeout)
+
+
+def start_plain(
+    to: WorkerInfo, func: Any, args: tuple[Any, ...], carried: list[Any], timeout: float
+) -> Any:
+    """Starts a call of an `async_execution` function, by the shortest way that torch has.
+
+    It is what torch does in the end, once it has found that the function is Python's and that
+    nobody profiles.
+
+    Args:
+        to: The worker.
+        func: The function.
+        args: Its arguments: plain values, and `carried` among them.
+        carried: The list in `args` of what only torch can send.
+        timeout: Seconds to wait.
+    """
+    if _invoke_python is None or _is_profiled():
+        return start(to, func, args, {}, timeout)
+    data, tensors = pack(func, args, carried)
+    return _invoke_python(to, data, tensors, timeout, True)
+
+
+def pack(func: Any, args: tuple[Any, ...], carried: list[Any]) -> tuple[bytes, list[torch.Tensor]]:
+    """Gives a call as torch sends it: bytes, and the tensors beside them."""
+    call = internal.PythonUDF(func, args, {})
+    if not carried:  # nothing in it needs torch's pickler
+        return pickle.dumps(call, pickle.HIGHEST_PROTOCOL), []
+    packed: tuple[bytes, list[torch.Tensor]] = _api._default_pickler.serialize(call)
+    return packed
+
+
+def collect(future: Any) -> None:
+    """Adds a future to those that torch's `_wait_all()` context of this thread waits for."""
+    collected = getattr(getattr(_api, "_thread_local_var", None), "future_list", None)
+    if collected is not None:
+        collected.append(future)
 
 
 def in_autograd_context() -> bool:

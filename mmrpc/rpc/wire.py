@@ -18,7 +18,7 @@ import torch
 
 from mmrpc.core import reference
 from mmrpc.core.standin import Unopened
-from mmrpc.paths.locating import sending_to
+from mmrpc.paths.locating import destination
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import policy as spool
 
@@ -57,23 +57,22 @@ def encode(obj: Any, receiver: Address | None = None) -> Message:
     """
     carried: list[Any] = []
     carry = partial(_carry, carried, receiver)
-    table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
+    table = {**copyreg.dispatch_table, **_script_reducers}
+    for cls in _registered:
+        table.setdefault(cls, carry)
     table[torch.Tensor] = partial(reduce_plain, carry)
     table[torchrpc.rpc.PyRRef] = table[torchrpc.rpc.RRef] = carry
-    for cls in _registered_classes():
-        table.setdefault(cls, carry)
-    for cls in _script_module_classes:
-        table[cls] = _reduce_script_module
-    table[torch.jit.ScriptFunction] = _reduce_script_function
     out = io.BytesIO()
     pickler = pickle.Pickler(out, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = table
+    before = destination.set(None if receiver is None else receiver.files)
     try:
-        with sending_to(None if receiver is None else receiver.files):
-            pickler.dump(obj)
+        pickler.dump(obj)
     except BaseException:
         spool.withdraw(carried)
         raise
+    finally:
+        destination.reset(before)
     return out.getvalue(), carried
 
 
@@ -113,9 +112,9 @@ def message_nbytes(
     """
     from mmrpc.rpc.serve import serve
 
-    message = (*encode((func, tuple(args or ()), dict(kwargs or {}))), spool.own_address(None))
-    call = torchrpc.internal.PythonUDF(serve, message, {})
-    data, tensors = torchrpc.internal.serialize(call)
+    data, carried = encode((func, tuple(args or ()), dict(kwargs or {})))
+    told = (torchrpc.own_name(), spool.own_address(None)) if torchrpc.is_initialized() else None
+    data, tensors = torchrpc.pack(serve, (data, carried, told), carried)
     nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
     return nbytes
 
@@ -153,17 +152,6 @@ def _requiring_grad(tensor: Any) -> Any:
     return tensor if type(tensor) is Unopened else tensor.requires_grad_()
 
 
-def _registered_classes() -> tuple[type, ...]:
-    """Classes with a reducer of their own in torch's RPC, such as RemoteModule."""
-    return tuple(getattr(torchrpc.pickler(), "_class_reducer_dict", ()))
-
-
-_script_module_classes: tuple[type, ...] = (
-    _jit.RecursiveScriptModule,
-    _jit.TopLevelTracedModule,
-)
-
-
 def _reduce_script_function(function: Any) -> tuple[Any, ...]:
     # By name, as torch's own RPC finds it in what the worker has imported.
     return _find_script_function, (function.qualified_name,)
@@ -184,3 +172,13 @@ def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple[Any, ...]:
 
 def _load_script_module(data: bytes) -> Any:
     return _jit.load(io.BytesIO(data))
+
+
+_script_reducers: dict[type, Callable[[Any], Any]] = {
+    _jit.RecursiveScriptModule: _reduce_script_module,
+    _jit.TopLevelTracedModule: _reduce_script_module,
+    torch.jit.ScriptFunction: _reduce_script_function,
+}
+
+_registered: Mapping[type, Any] = getattr(torchrpc.pickler(), "_class_reducer_dict", {})
+"""Classes with a reducer of their own in torch's RPC, such as RemoteModule."""

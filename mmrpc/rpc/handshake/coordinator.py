@@ -117,7 +117,12 @@ class Coordinator:
 
         if hello.problem is not None:
             yield hello.problem
-        if not 0 <= hello.rank < self._world_size:
+        if hello.world_size != self._world_size:
+            yield problem(
+                f"it expects {hello.world_size} workers, and rank 0 expects {self._world_size}",
+                "Start all processes with the same world size.",
+            )
+        elif not 0 <= hello.rank < self._world_size:
             yield problem(
                 f"its rank is not below the world size, {self._world_size}",
                 "Start all processes with the same world size.",

@@ -25,7 +25,8 @@ from mmrpc.config import ClusterConfig, config_hash, load_config, resolve_node
 from mmrpc.core.system.host import host_id
 from mmrpc.errors import ConfigError, HandshakeError
 from mmrpc.paths.proof import Proof as MountProof
-from mmrpc.rpc.handshake import judge, network, rendezvous
+from mmrpc.rpc import rendezvous
+from mmrpc.rpc.handshake import judge, network
 from mmrpc.rpc.handshake.board import Board
 from mmrpc.rpc.handshake.coordinator import Coordinator
 from mmrpc.rpc.handshake.messages import Expired, Hello, Verdict
@@ -59,7 +60,7 @@ class Joined:
         init_method: Where RPC's ranks meet, for its options.
         verdict: What was decided.
         report: All that is known, on the rank that coordinated; None on the others.
-        store: What this process hosts for the others until RPC has begun; None if nothing.
+        store: Where the ranks met.
     """
 
     cluster: ClusterConfig
@@ -67,7 +68,7 @@ class Joined:
     init_method: str
     verdict: Verdict
     report: PathReport | None
-    store: TCPStore | None
+    store: TCPStore
 
     def proofs(self) -> dict[str, MountProof]:
         """What was proven of each mount, for the resolver; mounts of one host are left out."""
@@ -137,11 +138,11 @@ def survey(
     except ConfigError as error:
         name, unknown = "", error
         timeout_s = min(timeout_s, _FAREWELL_S)
-    hello = introduce(cluster, name, worker, rank, unknown)
+    hello = introduce(cluster, name, worker, rank, world_size, unknown)
     hosted = None
     try:
         if rank == 0 and not endpoint.is_agents:
-            hosted = rendezvous.host_store(endpoint, name)
+            hosted = rendezvous.host_store(endpoint, timeout_s, name)
             endpoint = rendezvous.Endpoint(endpoint.host, hosted.port)
         store = hosted or rendezvous.connect_store(endpoint, timeout_s, rank, name)
     except HandshakeError:
@@ -169,7 +170,7 @@ def survey(
             hint="Look at the log of rank 0.",
         ) from error
     report = coordinator.report if coordinator is not None else None
-    return Joined(cluster, name, endpoint.init_method, verdict, report, hosted)
+    return Joined(cluster, name, endpoint.init_method, verdict, report, store)
 
 
 def _connect_again(
@@ -186,7 +187,12 @@ def _connect_again(
 
 
 def introduce(
-    cluster: ClusterConfig, node: str, worker: str, rank: int, unknown: ConfigError | None = None
+    cluster: ClusterConfig,
+    node: str,
+    worker: str,
+    rank: int,
+    world_size: int,
+    unknown: ConfigError | None = None,
 ) -> Hello:
     """Says who this process is."""
     problem = None
@@ -200,6 +206,7 @@ def introduce(
         network=network.network_id(),
         pid=os.getpid(),
         address=network.advertised_address(),
+        world_size=world_size,
         config=config_hash(cluster),
         sections=_section_hashes(cluster),
         mmrpc=judge.own_version(),

@@ -40,6 +40,7 @@ class Hello(Frozen):
         network: Identity of the host's network: loopback is shared by those who have the same.
         pid: Its process.
         address: The address at which RPC will listen.
+        world_size: How many ranks it expects.
         config: Hash of its config.
         sections: Hash of each part of its config, to say which differs.
         mmrpc: Version of mmrpc.
@@ -56,6 +57,7 @@ class Hello(Frozen):
     network: str
     pid: int
     address: str
+    world_size: int
     config: str
     sections: dict[str, str]
     mmrpc: str

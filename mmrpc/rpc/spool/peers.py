@@ -50,12 +50,33 @@ def _can_be_opened(pid: int, started: int) -> bool:
     return host.is_alive(pid, started)
 
 
+Introduction = tuple[str, Address]
+"""Name and address of a worker, as it tells them to another."""
+
+Caller = Introduction | str | None
+"""What a call says of its caller: all, or the name if the callee knows the rest."""
+
 _by_name: dict[str, Address] = {}
+_confirmed: dict[str, Introduction] = {}
 
 
-def learn(worker: str, address: Address) -> None:
-    """Notes where a worker is."""
-    _by_name[worker] = address
+def learn(worker: str, address: Address, told: Caller = None) -> None:
+    """Notes where a worker is.
+
+    Args:
+        worker: Its name.
+        address: What it has told.
+        told: What it was told of this worker before: an introduction it now knows; a name was
+            not enough.
+    """
+    known = _by_name.get(worker)
+    # What another message has said already: that it may open this process's memory.
+    if known is None or known._replace(opens=False) != address:
+        _by_name[worker] = address
+    if isinstance(told, tuple):
+        _confirmed[worker] = told
+    elif told is not None:
+        _confirmed.pop(worker, None)
 
 
 def address_of(worker: str) -> Address | None:
@@ -63,7 +84,13 @@ def address_of(worker: str) -> Address | None:
     return _by_name.get(worker)
 
 
+def confirmed(worker: str) -> Introduction | None:
+    """What a worker knows of this one."""
+    return _confirmed.get(worker)
+
+
 def forget() -> None:
     """Forgets all."""
     _by_name.clear()
+    _confirmed.clear()
     _can_be_opened.cache_clear()

@@ -11,7 +11,7 @@ import torch
 from mmrpc.core.system import libc
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import peers, received
-from mmrpc.rpc.spool.peers import Address
+from mmrpc.rpc.spool.peers import Address, Caller
 from mmrpc.rpc.spool.slots import Pool, Ticket
 
 if TYPE_CHECKING:
@@ -72,6 +72,36 @@ def own_address(to: Address | None) -> Address | None:
         to: Where that one is, if it is known.
     """
     return _own and _own._replace(opens=to is not None and to.can_be_opened())
+
+
+def introduce(worker: str) -> Caller:
+    """What a call tells a worker about this one: as little as that does not know yet.
+
+    Args:
+        worker: Name of the worker that is called.
+    """
+    if _own is None:
+        return None
+    to, known = peers.address_of(worker), peers.confirmed(worker)
+    if known is not None and (known[1].opens or to is None or not to.can_be_opened()):
+        return known[0]
+    return torchrpc.own_name(), own_address(to) or _own
+
+
+def meet(caller: Caller) -> tuple[Address | None, Address | None]:
+    """Reads what a caller said of itself.
+
+    Returns:
+        Where the caller is, if that is known; and what it is to be told about this process, if
+        anything.
+    """
+    if caller is None:
+        return None, None
+    if isinstance(caller, str):
+        address = peers.address_of(caller)
+        return address, own_address(None) if address is None else None
+    peers.learn(*caller)
+    return caller[1], own_address(caller[1])
 
 
 def offer(tensor: torch.Tensor, receiver: Address) -> Ticket | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -34,7 +35,7 @@ from mmrpc.errors import (
 from mmrpc.paths import access
 from mmrpc.paths.access import Policy
 from mmrpc.paths.fstype import FileSystem
-from mmrpc.paths.locating import sending_to
+from mmrpc.paths.locating import destination
 from mmrpc.paths.mounts import Mount, MountTable
 from mmrpc.paths.proof import Proof
 from mmrpc.paths.resolver import ClusterResolver
@@ -83,6 +84,13 @@ def place(ref: TensorRef) -> MountLocation:
 def moved(ref: TensorRef, **changes: Any) -> TensorRef:
     """The reference with another location, as if it came from another host by default."""
     return replace(ref, location=replace(place(ref), **{"host": ELSEWHERE, **changes}))
+
+
+@contextlib.contextmanager
+def sending_to(host: str) -> Iterator[None]:
+    before = destination.set(host)
+    yield
+    destination.reset(before)
 
 
 class TestLocate:

@@ -43,19 +43,19 @@ def send(reply: Reply) -> Reply:
 def test_a_value_is_the_same_object_where_it_is() -> None:
     """Nothing is copied on the owner of an RRef."""
     value = [1]
-    assert Reply.of(value).unwrap(CALL) is value
+    assert Reply(value).unwrap(CALL) is value
 
 
 def test_a_value_arrives() -> None:
     """Also through two hops, and None is a value."""
-    assert send(send(Reply.of({"a": 1}))).unwrap(CALL) == {"a": 1}
-    assert send(Reply.of(None)).unwrap(CALL) is None
+    assert send(send(Reply({"a": 1}))).unwrap(CALL) == {"a": 1}
+    assert send(Reply(None)).unwrap(CALL) is None
 
 
 def test_each_fetch_sends_what_the_value_is_then() -> None:
     """An RRef's value can change."""
     value = [1]
-    reply = Reply.of(value)
+    reply = Reply(value)
     assert send(reply).unwrap(CALL) == [1]
     value.append(2)
     assert send(reply).unwrap(CALL) == [1, 2]
@@ -71,18 +71,18 @@ def test_a_failure_is_raised_when_it_is_unwrapped() -> None:
 def test_a_value_that_does_not_pickle_becomes_a_failure() -> None:
     """With the error of pickling."""
     with pytest.raises(TypeError, match="cannot pickle"):
-        send(Reply.of(threading.Lock())).unwrap(CALL)
+        send(Reply(threading.Lock())).unwrap(CALL)
 
 
 def test_pickling_that_wants_to_exit_becomes_a_failure() -> None:
     """The process of the callee goes on."""
     with pytest.raises(errors.RemoteError, match="SystemExit"):
-        send(Reply.of(Exits())).unwrap(CALL)
+        send(Reply(Exits())).unwrap(CALL)
 
 
 def test_a_value_that_does_not_unpickle_raises_when_it_is_unwrapped() -> None:
     """On the thread of the caller."""
-    reply = send(Reply.of([Explodes()]))
+    reply = send(Reply([Explodes()]))
     with pytest.raises(MemoryError, match="while unpickling"):
         reply.unwrap(CALL)
 
@@ -94,13 +94,13 @@ def test_a_tensor_that_may_not_be_shared_becomes_a_failure(tmp_path: Path) -> No
     x = MemoryMappedTensor.from_filename(path, torch.float32, (2,), mode="r")
     x[0] = 5
     with pytest.raises(errors.NotSharedError):
-        send(Reply.of({"x": x})).unwrap(CALL)
+        send(Reply({"x": x})).unwrap(CALL)
 
 
 def test_a_reference_is_opened_when_it_is_unwrapped(tmp_path: Path) -> None:
     """So that its error is the caller's, with the path."""
     x = MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "x.bin")
-    reply = send(Reply.of([x]))
+    reply = send(Reply([x]))
     (tmp_path / "x.bin").unlink()
     with pytest.raises(errors.PathNotFoundError) as caught:
         reply.unwrap(CALL)

@@ -61,12 +61,13 @@ def meet(
     """
     if isinstance(clusters, ClusterConfig):
         clusters = [clusters] * len(nodes)
+    size = world_size or len(nodes)
     outcome = Outcome()
     store = HashStore()
 
     def run(rank: int) -> None:
         cluster = clusters[rank]
-        hello = change(introduce(cluster, nodes[rank], f"w{rank}", rank))
+        hello = change(introduce(cluster, nodes[rank], f"w{rank}", rank, size))
         make = tasks or (lambda cluster, node: NodeTasks(cluster, node, probe_in_thread))
         try:
             part = make(cluster, nodes[rank])
@@ -76,8 +77,8 @@ def meet(
 
     coordination = Coordination(
         clusters[0],
-        introduce(clusters[0], nodes[0], "w0", 0),
-        world_size or len(nodes),
+        introduce(clusters[0], nodes[0], "w0", 0, size),
+        size,
         lambda: Board(store, PREFIX),
     )
     threads = [

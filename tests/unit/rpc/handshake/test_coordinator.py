@@ -31,7 +31,7 @@ def cluster(nodes, access="write"):
     )
 
 
-def hello(rank, node=None, **changes):
+def hello(rank, node=None, *, world_size=3, **changes):
     fields = {
         "rank": rank,
         "worker": f"w{rank}",
@@ -40,6 +40,7 @@ def hello(rank, node=None, **changes):
         "network": "one",
         "pid": 100 + rank,
         "address": "10.0.0.1",
+        "world_size": world_size,
         "config": "hash",
         "sections": {"rpc": "x"},
         "mmrpc": own_version(),
@@ -65,7 +66,7 @@ class Ranks:
         self.bytes = dict.fromkeys(range(count), 0)
 
     def run(self):
-        queue = [hello(rank) for rank in range(self.count)]
+        queue = [hello(rank, world_size=self.count) for rank in range(self.count)]
         while queue:
             message = queue.pop(0)
             for rank, task in self.coordinator.receive(message):
@@ -149,6 +150,7 @@ def test_a_writable_object_store_is_proven_by_a_nonce():
         (hello(1, worker="w0"), "its name 'w0' is that of rank 0 too"),
         (hello(1, "n0", host="other"), "two hosts go by the name 'n0'"),
         (hello(7), "its rank is not below the world size, 3"),
+        (hello(1, world_size=4), "it expects 4 workers, and rank 0 expects 3"),
         (hello(1, config="x", sections={"rpc": "y"}), "rpc differs"),
         (hello(1, config="x"), "the order differs"),
         (hello(1, mmrpc="0"), "it has mmrpc 0"),
@@ -171,15 +173,15 @@ def test_what_cannot_be_is_told_at_once(second, words):
 def test_loopback_is_refused_between_networks():
     """A node that would tell the others 127.0.1.1 is named, unless all are in one network."""
     coordinator = Coordinator(cluster(2), "hash", {}, 2)
-    coordinator.receive(hello(0, sections={}))
-    coordinator.receive(hello(1, sections={}, network="two", address="127.0.1.1"))
+    coordinator.receive(hello(0, sections={}, world_size=2))
+    coordinator.receive(hello(1, sections={}, world_size=2, network="two", address="127.0.1.1"))
     [problem] = coordinator.verdict.problems
     assert (problem.rank, problem.node) == (1, "n1")
     assert "127.0.1.1" in problem.reason
     assert "nodes.n1.interface" in problem.hint
     together = Coordinator(cluster(2), "hash", {}, 2)
-    together.receive(hello(0, sections={}, address="127.0.0.1"))
-    told = together.receive(hello(1, sections={}, address="127.0.0.1"))
+    together.receive(hello(0, sections={}, world_size=2, address="127.0.0.1"))
+    told = together.receive(hello(1, sections={}, world_size=2, address="127.0.0.1"))
     assert together.verdict is None
     assert [rank for rank, _ in told] == [0, 1]
 
@@ -201,7 +203,7 @@ def test_absent_ranks_are_named_with_their_workers():
         }
     )
     coordinator = Coordinator(config, "hash", {}, 2)
-    coordinator.receive(hello(0, "a", sections={}))
+    coordinator.receive(hello(0, "a", sections={}, world_size=2))
     coordinator.receive(Expired())
     [problem] = coordinator.verdict.problems
     assert (problem.rank, problem.node) == (1, "b")

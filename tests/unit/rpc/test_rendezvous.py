@@ -12,7 +12,13 @@ import pytest
 from mmrpc.config import parse_config
 from mmrpc.errors import ConfigError, HandshakeError
 from mmrpc.rpc.handshake import network
-from mmrpc.rpc.handshake.rendezvous import Endpoint, connect_store, find_endpoint, host_store
+from mmrpc.rpc.rendezvous import (
+    Endpoint,
+    connect_store,
+    find_endpoint,
+    find_plain_endpoint,
+    host_store,
+)
 from mmrpc.testing import free_port
 from tests.needs import needs
 
@@ -70,7 +76,7 @@ def test_a_port_in_use_is_told():
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(HandshakeError, match=f"port {port}: another program does"):
-            host_store(Endpoint("127.0.0.1", port), "a")
+            host_store(Endpoint("127.0.0.1", port), 5, "a")
 
 
 def test_an_absent_master_is_told():
@@ -84,7 +90,7 @@ def test_an_absent_master_is_told():
 
 def test_a_store_is_found():
     """A client finds the store on the port that was free."""
-    server = host_store(Endpoint("127.0.0.1", 0), "a")
+    server = host_store(Endpoint("127.0.0.1", 0), 30, "a")
     client = connect_store(Endpoint("127.0.0.1", server.port), 30, 1, "a")
     server.set("k", "v")
     assert client.get("k") == b"v"
@@ -136,3 +142,25 @@ def test_the_interface_of_the_nodes_host_is_found():
     *found, network_id = done.stdout.split()
     assert found == ["inner", "inner", "10.9.8.7"]
     assert network_id != network.network_id()
+
+
+def test_a_group_without_a_config_meets_where_torch_would(monkeypatch):
+    """By URL or by the environment; what is no TCP store is torch's own business."""
+    assert find_plain_endpoint("tcp://there:7?use_libuv=0") == Endpoint("there", 7)
+    assert find_plain_endpoint("tcp://there") is None
+    assert find_plain_endpoint("file:///tmp/x") is None
+    monkeypatch.setenv("MASTER_ADDR", "host")
+    with pytest.raises(ConfigError, match="MASTER_PORT is not set"):
+        find_plain_endpoint("env://")
+    monkeypatch.setenv("MASTER_PORT", "http")
+    with pytest.raises(ConfigError, match="'http' is not a port"):
+        find_plain_endpoint("env://")
+    monkeypatch.setenv("MASTER_PORT", "6")
+    assert find_plain_endpoint("env://") == Endpoint("host", 6)
+
+
+def test_a_master_that_is_not_this_host_is_told():
+    """Who hosts the store and then does not reach it has the address of another."""
+    # Nothing of this host answers at an address for documentation.
+    with pytest.raises(HandshakeError, match=r"does not reach itself at 192\.0\.2\.1:"):
+        host_store(Endpoint("192.0.2.1", free_port()), 1, "a")
