@@ -227,7 +227,8 @@ class Agent:
             raise LaunchError(
                 f"cannot reach the master at {start.master_addr}:{start.master_port}: "
                 f"{error.strerror or error}",
-                hint="Check nodes.<master>.host and the firewall between the nodes.",
+                hint=f"Check nodes.{self._run.cluster.master.node}.host and the firewall between "
+                "the nodes.",
             ) from None
         if not self._plans:
             self._send(messages.Started({}))

@@ -53,13 +53,20 @@ def read(run_dir: str) -> dict[str, Any]:
     """
     launcher = _load(os.path.join(run_dir, STATUS_FILE))
     nodes: dict[str, dict[str, Any]] = dict(launcher.get("nodes", {})) if launcher else {}
+    runs: list[str] = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(run_dir)):
             own = _load(os.path.join(run_dir, name, STATUS_FILE))
+            if own and "nodes" in own:  # a launcher's, so that this is a directory of runs
+                runs.append(os.path.join(run_dir, name))
+                continue
             # The launcher may have died first, or have seen the agent's end.
             if own and own["updated_s"] > nodes.get(name, {}).get("updated_s", 0):
                 nodes[name] = own
     if launcher is None and not nodes:
+        newest = max(runs, key=os.path.getmtime, default=None)
+        if newest is not None:
+            raise LaunchError(f"{run_dir!r} is no run, but holds some", hint=f"See {newest!r}.")
         raise LaunchError(
             f"there is no run in {run_dir!r}", hint="Give the directory that holds status.json."
         )

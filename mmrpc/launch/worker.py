@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+import types
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -51,6 +52,8 @@ def call(target: str, arguments: list[str]) -> None:
     sys.argv = [target, *arguments]
     function: Any = importlib.import_module(module_name)
     for part in name.split("."):
+        if not hasattr(function, part):
+            sys.exit(f"mmrpc: no target {target!r}: {_missing(part, function)}")
         function = getattr(function, part)
     try:
         function()
@@ -58,10 +61,26 @@ def call(target: str, arguments: list[str]) -> None:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if not _is_verdict(error):
-            raise
+            begin = error.__traceback__ and error.__traceback__.tb_next  # where the job's part does
+            sys.excepthook(type(error), error.with_traceback(begin), begin)
+            sys.exit(1)
         # It is about the cluster: where in the code it was raised would only hide it.
         print("\n".join([f"mmrpc: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def _missing(name: str, owner: Any) -> str:
+    from mmrpc.config.wording import unknown
+
+    is_module = isinstance(owner, types.ModuleType)
+    module = owner.__name__ if is_module else getattr(owner, "__module__", None)
+    own = [
+        key
+        for key, value in getattr(owner, "__dict__", {}).items()
+        if not key.startswith("_") and getattr(value, "__module__", None) == module
+    ]
+    where = getattr(owner, "__file__", None) if is_module else None
+    return f"in {where or owner!r}, {unknown('function', name, own)}"
 
 
 def _is_verdict(error: Exception) -> bool:

@@ -42,6 +42,17 @@ def _launcher(nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
+def test_a_directory_of_runs_names_the_newest(tmp_path: Path) -> None:
+    """It is told apart from a run, which has a directory for each node."""
+    for name, time_s in [("a", 20), ("b", 10)]:
+        (tmp_path / name).mkdir()
+        status.write_atomically(str(tmp_path / name / "status.json"), _launcher({}))
+        os.utime(tmp_path / name, (time_s, time_s))
+    with pytest.raises(LaunchError, match="is no run, but holds some") as caught:
+        status.read(str(tmp_path))
+    assert caught.value.hint == f"See {str(tmp_path / 'a')!r}."
+
+
 def test_a_document_is_replaced_whole_and_private(tmp_path: Path) -> None:
     """No temporary file stays, and nobody else may read what an environment may hold."""
     path = tmp_path / "status.json"

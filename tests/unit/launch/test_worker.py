@@ -36,7 +36,6 @@ def test_a_function_sees_its_arguments(tmp_path: Path) -> None:
         ("def main(): sys.exit(7)", 7, ""),
         ("def main(): raise ValueError('no')", 1, "ValueError: no"),
         ("def main(): raise KeyboardInterrupt", 130, ""),
-        ("def other(): pass", 1, "AttributeError: module 'job' has no attribute 'main'"),
         ("import nope", 1, "ModuleNotFoundError: No module named 'nope'"),
     ],
 )
@@ -46,6 +45,29 @@ def test_the_exit_code_is_the_functions(tmp_path: Path, body: str, code: int, la
     done = _run(tmp_path, "job:main")
     assert done.returncode == code
     assert done.stderr.strip().splitlines()[-1:] == ([last] if last else [])
+
+
+def test_a_traceback_begins_in_the_job(tmp_path: Path) -> None:
+    """How the shim came to call it is of no use to its author."""
+    _job(tmp_path, "def main(): raise ValueError('no')")
+    done = _run(tmp_path, "job:main")
+    assert "mmrpc" not in done.stderr
+    assert "in main" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["maine", "Job.runn"])
+def test_a_function_that_is_not_there_is_told_with_those_that_are(
+    tmp_path: Path, name: str
+) -> None:
+    """One sentence instead of a traceback, and imported names are not offered."""
+    _job(tmp_path, "from os import path\ndef main(): pass\nclass Job:\n    def run(self): pass")
+    done = _run(tmp_path, f"job:{name}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"mmrpc: no target 'job:{name}': in ")
+    assert done.stderr.count("\n") == 1
+    meant = "run" if "." in name else "main"
+    assert done.stderr.endswith(f"did you mean {meant!r}?\n")
+    assert "path" not in done.stderr.partition("known")[2]
 
 
 def test_a_verdict_on_the_cluster_comes_without_a_traceback(tmp_path: Path) -> None:
