@@ -7,7 +7,7 @@ value. A base class of `MemoryMappedTensor`, so that its file can be about what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
 
 import torch
 
@@ -22,20 +22,31 @@ Size = Sequence[int] | torch.Tensor
 Device = torch.device | str | int | None
 
 
+class How(TypedDict, total=False):
+    """The keywords that all of `Constructors` take.
+
+    Attributes:
+        dtype: None, as by default, for `torch.get_default_dtype()`.
+        device: None or the CPU.
+        filename: The file, which the caller owns; None for anonymous shared memory.
+        existsok: Whether a file of that name is replaced, False by default. Who mapped the old
+            one keeps it.
+        durable: Whether the file is on the device, not only in the page cache, on return; False
+            by default.
+    """
+
+    dtype: torch.dtype | None
+    device: Device
+    filename: Filename | None
+    existsok: bool
+    durable: bool
+
+
 class Constructors(torch.Tensor):
     """``empty``, ``zeros``, ``ones``, ``full`` and their ``_like`` forms.
 
-    All take the same keywords:
-
-    - ``shape``: the sizes, where they are not given as arguments. A 2-D integer tensor gives a
-      nested tensor, each row the sizes of one component.
-    - ``dtype``: None for `torch.get_default_dtype()`.
-    - ``device``: None or the CPU.
-    - ``filename``: the file, which the caller owns; None for anonymous shared memory.
-    - ``existsok``: whether a file of that name is replaced. Who mapped the old one keeps it.
-    - ``durable``: whether the file is on the device, not only in the page cache, on return.
-
-    and raise:
+    All take ``shape``, the sizes where they are not given as arguments (a 2-D integer tensor
+    gives a nested tensor, each row the sizes of one component), the keywords of `How`, and raise:
 
     - ``PathExistsError``: if the name is taken and ``existsok`` is false.
     - ``NotRegularFileError``: if the name is a link, a directory or a device.
@@ -50,11 +61,11 @@ class Constructors(torch.Tensor):
         shape: Any,
         value: Any,
         *,
-        dtype: torch.dtype | None,
-        device: Device,
-        filename: Filename | None,
-        existsok: bool,
-        durable: bool,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        filename: Filename | None = None,
+        existsok: bool = False,
+        durable: bool = False,
     ) -> Self:
         check_device(device)
         sizes = parse_size(size, shape)
@@ -67,211 +78,59 @@ class Constructors(torch.Tensor):
 
     @overload
     @classmethod
-    def empty(
-        cls,
-        *size: int,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def empty(cls, *size: int, **how: Unpack[How]) -> Self: ...
     @overload
     @classmethod
-    def empty(
-        cls,
-        shape: Size,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def empty(cls, shape: Size, **how: Unpack[How]) -> Self: ...
     @classmethod
-    def empty(
-        cls,
-        *size: Any,
-        shape: Any = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self:
+    def empty(cls, *size: Any, shape: Any = None, **how: Unpack[How]) -> Self:
         """Makes a tensor whose values are not set (they are zeros: a new file has no others).
 
         Its space is reserved, so that writing to it later cannot fail for lack of any.
         """
-        return cls._new(
-            size,
-            shape,
-            None,
-            dtype=dtype,
-            device=device,
-            filename=filename,
-            existsok=existsok,
-            durable=durable,
-        )
+        return cls._new(size, shape, None, **how)
 
     @overload
     @classmethod
-    def zeros(
-        cls,
-        *size: int,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def zeros(cls, *size: int, **how: Unpack[How]) -> Self: ...
     @overload
     @classmethod
-    def zeros(
-        cls,
-        shape: Size,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def zeros(cls, shape: Size, **how: Unpack[How]) -> Self: ...
     @classmethod
-    def zeros(
-        cls,
-        *size: Any,
-        shape: Any = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self:
+    def zeros(cls, *size: Any, shape: Any = None, **how: Unpack[How]) -> Self:
         """Makes a tensor of zeros; its space is reserved and nothing is written."""
-        return cls._new(
-            size,
-            shape,
-            None,
-            dtype=dtype,
-            device=device,
-            filename=filename,
-            existsok=existsok,
-            durable=durable,
-        )
+        return cls._new(size, shape, None, **how)
 
     @overload
     @classmethod
-    def ones(
-        cls,
-        *size: int,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def ones(cls, *size: int, **how: Unpack[How]) -> Self: ...
     @overload
     @classmethod
-    def ones(
-        cls,
-        shape: Size,
-        *,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def ones(cls, shape: Size, **how: Unpack[How]) -> Self: ...
     @classmethod
-    def ones(
-        cls,
-        *size: Any,
-        shape: Any = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self:
+    def ones(cls, *size: Any, shape: Any = None, **how: Unpack[How]) -> Self:
         """Makes a tensor of ones."""
-        return cls._new(
-            size,
-            shape,
-            1,
-            dtype=dtype,
-            device=device,
-            filename=filename,
-            existsok=existsok,
-            durable=durable,
-        )
+        return cls._new(size, shape, 1, **how)
 
     @overload
     @classmethod
-    def full(
-        cls,
-        *size: int,
-        fill_value: complex | bool,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def full(cls, *size: int, fill_value: complex | bool, **how: Unpack[How]) -> Self: ...
     @overload
     @classmethod
-    def full(
-        cls,
-        shape: Size,
-        *,
-        fill_value: complex | bool,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self: ...
+    def full(cls, shape: Size, *, fill_value: complex | bool, **how: Unpack[How]) -> Self: ...
     @classmethod
-    def full(
-        cls,
-        *size: Any,
-        fill_value: Any,
-        shape: Any = None,
-        dtype: torch.dtype | None = None,
-        device: Device = None,
-        filename: Filename | None = None,
-        existsok: bool = False,
-        durable: bool = False,
-    ) -> Self:
+    def full(cls, *size: Any, fill_value: Any, shape: Any = None, **how: Unpack[How]) -> Self:
         """Makes a tensor whose elements are all `fill_value`.
 
         Its dtype is the default one unless given, also for an integer `fill_value`.
         """
-        return cls._new(
-            size,
-            shape,
-            fill_value,
-            dtype=dtype,
-            device=device,
-            filename=filename,
-            existsok=existsok,
-            durable=durable,
-        )
+        return cls._new(size, shape, fill_value, **how)
 
     @classmethod
     def _like(cls, input: torch.Tensor, value: Any, filename: Filename | None) -> Self:
         nested = getattr(input, "is_nested", False)
         shape = input._nested_tensor_size() if nested else tuple(input.shape)
-        return cls._new(
-            (),
-            shape,
-            value,
-            dtype=input.dtype,
-            device=None,
-            filename=filename,
-            existsok=False,
-            durable=False,
-        )
+        return cls._new((), shape, value, dtype=input.dtype, filename=filename)
 
     @classmethod
     def empty_like(cls, input: torch.Tensor, *, filename: Filename | None = None) -> Self:
