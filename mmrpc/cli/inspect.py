@@ -100,10 +100,12 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
     if "reference" in found:
         yield json.dumps(found["reference"], indent=2)
+        if found["problem"]:
+            yield f"It does not open here: {found['problem']}"
+        else:
+            yield "It opens here:"
     rows = [
         (row["name"] or "-", row["dtype"], str(row["shape"]), f"{row['nbytes']:,} bytes")
         for row in found.get("tensors", [])
     ]
     yield from aligned(rows)
-    if found["problem"]:
-        yield f"It does not open here: {found['problem']}"

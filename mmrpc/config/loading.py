@@ -164,6 +164,10 @@ def _describe(kind: str, message: str, key: Key) -> str:
         return "this is required"
     if kind in ("model_type", "model_attributes_type", "mapping_type", "dict_type"):
         return "this should be a mapping"
+    if kind == "int_parsing":
+        return "this should be a whole number"
+    if kind == "float_parsing":
+        return "this should be a number, without a unit"
     if kind == "too_short":
         return "this is empty"
     text = message.removeprefix("Value error, ").replace("Input should be", "this should be")

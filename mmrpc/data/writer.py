@@ -97,7 +97,7 @@ class DatasetWriter:
                 raise PathExistsError(
                     "a dataset is there already",
                     path=self.directory,
-                    hint="Pass append=True to add rows, or existsok=True to replace it.",
+                    hint="Pass existsok=True to replace it. DatasetWriter adds rows with append=True.",
                 )
             unlink(meta)
             for name in there.columns:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 # Object stores, which show an object when its last byte is there, and not before.
 _ATOMIC_PUT = ("abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a")
+# What pip calls the packages for a scheme.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
+    **dict.fromkeys(("http", "https"), "http"),
+}
 _ETAGS = ("ETag", "etag", "e_tag")
 _CHECKSUMS = ("md5Hash", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
@@ -231,10 +237,11 @@ class Remote:
             ) from error
         except ImportError as error:
             scheme = self.mount.root.partition(":")[0]
+            extra = _EXTRAS.get(scheme)
             raise PathError(
                 f"no package for {scheme}:// is installed",
                 path=url,
-                hint=str(error),
+                hint=f"On this node: pip install 'mmrpc[{extra}]'." if extra else str(error),
                 **self._about,
             ) from error
         except Exception as error:
@@ -251,7 +258,8 @@ class Remote:
         return PathError(
             f"the server or its client failed ({type(error).__name__})",
             path=url,
-            hint="The cause is chained to this error.",
+            hint="Check that the server answers, and the endpoint and credentials in this node's "
+            "fsspec config or environment. The error's __cause__ says more.",
             **self._about,
         )
 

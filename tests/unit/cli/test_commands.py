@@ -167,7 +167,7 @@ def test_a_reference_is_inspected(tmp_path):
     for what in (text, str(tmp_path / "ref.json")):
         done = run("inspect", what)
         assert done.exit_code == 0, done.output
-        assert "int64  [3]  24 bytes" in done.output
+        assert done.output.endswith("It opens here:\n-  int64  [3]  24 bytes\n")
     os.unlink(tmp_path / "x")
     done = run("inspect", text)
     assert done.exit_code == 3

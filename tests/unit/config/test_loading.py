@@ -67,7 +67,7 @@ def test_three_formats_mean_the_same(load):
     [
         (".yaml", YAML.replace("host", "hots"), 5, 5, "nodes.a.hots", "did you mean 'host'"),
         (".yaml", YAML.replace("/mnt", "mnt"), 6, 14, "nodes.a.mounts.data", "is relative"),
-        (".yaml", YAML.replace("4", "four"), 8, 7, "rpc.threads", "valid integer"),
+        (".yaml", YAML.replace("4", "four"), 8, 7, "rpc.threads", "whole number"),
         (".yaml", YAML + "name: again\n", 9, 1, None, "'name' is given twice"),
         (".yaml", YAML + "logs: [\n", 10, 1, None, "while parsing"),
         (".yaml", YAML + "1: 2\n", 9, 1, None, "not text"),
