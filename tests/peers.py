@@ -1,7 +1,7 @@
 """Helper processes that run functions for a test: as another user, with other limits, until killed.
 
-They are forked from one process that has torch loaded. A peer that becomes another user imports
-what it needs before that, so that the checkout need not be readable for everyone.
+A peer that becomes another user imports what it needs before that, so that the checkout need not
+be readable for everyone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import codecs
 import contextlib
 import ctypes
 import importlib
-import multiprocessing
 import os
 import pickle
 import resource
@@ -19,16 +18,10 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
+from tests import forked
+
 NOBODY = 65534
 _PR_SET_DUMPABLE = 4
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        *("pytest", "numpy", "pydantic", "torch.multiprocessing", "encodings.latin_1"),
-        *("mmrpc.core.refjson", "mmrpc.core.borrowed", "mmrpc.core.tensor", "mmrpc.core.standin"),
-    ]
-)
 
 
 class Peer:
@@ -45,9 +38,10 @@ class Peer:
     def __init__(
         self, *, user: int | None = None, modules: Iterable[str] = (), nofile: int | None = None
     ) -> None:
-        self._pipe, theirs = _context.Pipe()
+        forked.start_server()
+        self._pipe, theirs = forked.context.Pipe()
         arguments = (theirs, user, tuple(modules), nofile)
-        self._process = _context.Process(target=_serve, args=arguments)
+        self._process = forked.context.Process(target=_serve, args=arguments)
         self._process.start()
         theirs.close()
         self.pid: int = self._process.pid

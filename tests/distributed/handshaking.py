@@ -1,22 +1,16 @@
-"""Processes that take part in a handshake, each as a host of its own if it is told so.
-
-As a program it is one rank: ``python handshaking.py SPEC``, with the spec and the outcome in
-JSON. `Meeting` starts ranks and collects what came of them.
-"""
+"""Processes that take part in a handshake, each as a host of its own if it is told so."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import subprocess
-import sys
+import signal
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mmrpc.testing import free_port
+from tests.forked import Forked, mount
 
-_ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 90.0
 
 
@@ -33,55 +27,45 @@ class Meeting:
         self.config = {**config, "rpc": {**rpc, **config.get("rpc", {})}}
         self.world_size = world_size
         self.port = free_port()
-        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.ranks: dict[int, Forked] = {}
+        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        self._stack.close()
 
     def start(
-        self, rank: int, node: str, *, binds: dict[str, str] | None = None, **spec: Any
-    ) -> subprocess.Popen[str]:
+        self,
+        rank: int,
+        node: str,
+        *,
+        binds: dict[str, str] | None = None,
+        read_only: list[str] | None = None,
+        stall: str | None = None,
+        talk: bool = False,
+    ) -> Forked:
         """Starts one rank.
 
         Args:
             rank: Its number.
             node: The node that it says it is on.
             binds: Makes it a host with a view of its own: directories to where they are mounted.
-            **spec: ``read_only``: mounts to make so; ``stall`` and ``talk``: see `main`.
+            read_only: Places that are mounted read-only there.
+            stall: Name of a step of the nonce that blocks.
+            talk: Whether it goes on to RPC, and sends a tensor that rank 0 writes to the mount to
+                rank 1.
         """
-        told = {"config": self.config, "node": node, "rank": rank, **spec}
-        told["world_size"] = self.world_size
-        command = [sys.executable, __file__, json.dumps(told)]
-        if binds is not None:
-            steps = [f"mount --bind {source} {target}" for source, target in binds.items()]
-            steps += [f"mount -o remount,bind,ro {path}" for path in spec.get("read_only", [])]
-            script = " && ".join([*steps, 'exec "$@"'])
-            command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(_ROOT),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-        }
-        pipe = subprocess.PIPE
-        self.processes[rank] = subprocess.Popen(command, env=env, stdout=pipe, text=True)
-        return self.processes[rank]
-
-    def outcome(self, rank: int) -> dict[str, Any]:
-        """Waits for a rank, and gives what it told."""
-        out, _ = self.processes[rank].communicate(timeout=_TIMEOUT_S)
-        told: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return told
+        view = (binds or {}, read_only or [])
+        task = (self.config, node, rank, self.world_size, self.port)
+        process = Forked(_be, view, task, stall, talk, mounts=binds is not None)
+        self.ranks[rank] = self._stack.enter_context(process)
+        return process
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Waits for all ranks, and gives what each told."""
-        return [self.outcome(rank) for rank in sorted(self.processes)]
+        return [self.ranks[rank].result() for rank in sorted(self.ranks)]
 
 
 def wait_for(found: Any, what: str) -> Any:
@@ -93,45 +77,35 @@ def wait_for(found: Any, what: str) -> Any:
     return result
 
 
-def _stall(where: str) -> None:
-    import signal
-
-    from mmrpc.rpc.handshake import nonce
-
-    def wait(*_: Any, **__: Any) -> None:
-        signal.pause()
-
-    setattr(nonce, where, wait)
-
-
-def main() -> None:
-    """One rank.
-
-    ``stall`` blocks a step, ``talk`` goes on to RPC and sends a tensor that rank 0 writes to the
-    mount to rank 1.
-    """
-    spec = json.loads(sys.argv[1])
+def _be(
+    view: tuple[dict[str, str], list[str]],
+    task: tuple[dict[str, Any], str, int, int, int],
+    stall: str | None,
+    talk: bool,
+) -> dict[str, Any]:
+    """What one rank comes to."""
     from mmrpc.config import parse_config
     from mmrpc.errors import MmrpcError
-    from mmrpc.rpc.handshake import join
+    from mmrpc.rpc.handshake import join, nonce
 
-    if spec.get("stall"):
-        _stall(spec["stall"])
-    rank, world_size, node = spec["rank"], spec["world_size"], spec["node"]
-    started = time.monotonic()
-    told: dict[str, Any] = {}
+    binds, read_only = view
+    for source, target in binds.items():
+        mount("--bind", source, target)
+    for path in read_only:
+        mount("-o", "remount,bind,ro", path)
+    if stall:
+        setattr(nonce, stall, lambda *_, **__: signal.pause())
+    config, node, rank, world_size, port = task
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
-        cluster = parse_config(spec["config"])
-        if spec.get("talk"):
-            told["answer"] = _talk(cluster, node, rank, world_size)
-        else:
-            joined = join(cluster, node, f"w{rank}", rank, world_size)
-            told["verdict"] = joined.verdict.model_dump(mode="json")
+        cluster = parse_config(config)
+        if talk:
+            return {"answer": _talk(cluster, node, rank, world_size)}
+        joined = join(cluster, node, f"w{rank}", rank, world_size)
+        return {"verdict": joined.verdict.model_dump(mode="json")}
     except MmrpcError as error:
         told = {"error": type(error).__name__, "text": str(error), "node": error.node}
-        told |= {name: getattr(error, name, None) for name in ("rank", "mount", "path")}
-    told["elapsed_s"] = time.monotonic() - started
-    print(json.dumps(told))
+        return told | {name: getattr(error, name, None) for name in ("rank", "mount", "path")}
 
 
 def _talk(cluster: Any, node: str, rank: int, world_size: int) -> Any:
@@ -154,10 +128,3 @@ def _talk(cluster: Any, node: str, rank: int, world_size: int) -> Any:
 def _add_one(tensor: Any) -> str:
     tensor += 1
     return str(tensor.filename)
-
-
-if __name__ == "__main__":
-    # Functions that are sent are found by their module's name on the other side.
-    sys.modules["tests.distributed.handshaking"] = sys.modules["__main__"]
-    _add_one.__module__ = "tests.distributed.handshaking"
-    main()

@@ -1,7 +1,7 @@
 """Hosts for tests: processes in mount namespaces of their own, as other users if need be.
 
-Run as a program, it is one of the hosts: it mounts what it should, becomes the user that it
-should be, joins the group and says how that ended.
+Each mounts what it should, becomes the user that it should be, joins the group and says how that
+ended.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ import importlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmrpc.testing import free_port
-
-_REPOSITORY = Path(__file__).parents[2]
-_RESULT = "RESULT "
-# PIDs of its own too: else hosts could reach each other's anonymous memory.
-_UNSHARE = ("unshare", "--mount", "--propagation", "private")
-_UNSHARE += ("--pid", "--fork", "--kill-child", "--mount-proc")
-DEADLINE_S = 100.0
-NOBODY = 65534
+from tests.forked import Forked, end_with_parent, mount
+from tests.peers import become
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ def run(
         directory: For the config.
         hosts: Name of each host, and what it is like.
         job: ``module:function``; called with the arguments on the first host.
-        *args: Arguments; they travel as JSON.
+        *args: Arguments.
         mounts: The mounts of the config.
         rpc: The rpc section of the config.
 
@@ -97,36 +89,24 @@ def run(
         "launch": {"via": "manual"},
     }
     (directory / "cluster.json").write_text(json.dumps(config))
-    processes = {}
-    outcomes: dict[str, dict[str, Any]] = {}
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = {}
         for rank, (name, host) in enumerate(hosts.items()):
-            task = {
-                "name": name,
-                "rank": rank,
-                "world_size": len(hosts),
-                "config": str(directory / "cluster.json"),
-                "job": job,
-                "args": args,
-                "host": asdict(host),
-            }
-            processes[name] = subprocess.Popen(
-                [*_UNSHARE, sys.executable, "-m", "tests.distributed.hosting", json.dumps(task)],
-                cwd=_REPOSITORY,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        for name, process in processes.items():
-            output, errors = process.communicate(timeout=DEADLINE_S)
-            found = [line for line in output.splitlines() if line.startswith(_RESULT)]
-            assert found, f"{name} ended with {process.returncode}:\n{errors}"
-            outcomes[name] = json.loads(found[-1].removeprefix(_RESULT))
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.communicate()
-    return outcomes
+            task = _Task(name, rank, len(hosts), str(directory / "cluster.json"), job, args)
+            # PIDs of its own too: else hosts could reach each other's anonymous memory.
+            process = Forked(_be, host, task, mounts=True, pids=True)
+            processes[name] = stack.enter_context(process)
+        return {name: json.loads(process.result()) for name, process in processes.items()}
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    rank: int
+    world_size: int
+    config: str
+    job: str
+    args: tuple[Any, ...]
 
 
 def value(outcomes: dict[str, dict[str, Any]]) -> Any:
@@ -136,29 +116,20 @@ def value(outcomes: dict[str, dict[str, Any]]) -> Any:
     return next(iter(outcomes.values()))["value"]
 
 
-def main() -> None:
-    task = json.loads(sys.argv[1])
-    host = Host(**task["host"])
-    if os.geteuid() == 0 and not task.get("is_ready"):
-        _become(task, host)
-    sys.stdout.write(_RESULT + json.dumps(_work(task)) + "\n")
-
-
-def _become(task: dict[str, Any], host: Host) -> None:
-    """Mounts what this host has, and starts anew as its user."""
+def _be(host: Host, task: _Task) -> str:
+    """What a host comes to, as JSON."""
     for hidden in host.hides:
-        _mount("-t", "tmpfs", "none", hidden)
+        mount("-t", "tmpfs", "none", hidden)
     for source, target in host.binds.items():
-        _mount("--bind", source, target)
+        mount("--bind", source, target)
         if target in host.read_only:
-            _mount("-o", "remount,bind,ro", target)
+            mount("-o", "remount,bind,ro", target)
     if host.user:
         _let_everyone_reach(os.path.realpath(sys.executable))
-        task["is_ready"] = True
-        identity = [f"--reuid={host.user}", f"--regid={host.user}", "--clear-groups"]
-        command = [sys.executable, "-m", "tests.distributed.hosting", json.dumps(task)]
         os.environ["HOME"] = "/"
-        os.execvp("setpriv", ["setpriv", *identity, *command])
+        become(host.user)
+        end_with_parent()
+    return json.dumps(_work(task))
 
 
 def _let_everyone_reach(path: str) -> None:
@@ -169,37 +140,33 @@ def _let_everyone_reach(path: str) -> None:
         if os.stat(directory).st_mode & 0o005 != 0o005:
             kept = tempfile.mkdtemp(prefix="mmrpc-kept-", dir="/dev/shm")
             branch = f"{directory}/{parts[count]}"
-            _mount("--bind", branch, kept)
-            _mount("-t", "tmpfs", "-o", "mode=755", "none", directory)
+            mount("--bind", branch, kept)
+            mount("-t", "tmpfs", "-o", "mode=755", "none", directory)
             os.mkdir(branch)
-            _mount("--move", kept, branch)
+            mount("--move", kept, branch)
             os.rmdir(kept)
             return
 
 
-def _mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True, timeout=30)
-
-
-def _work(task: dict[str, Any]) -> dict[str, Any]:
+def _work(task: _Task) -> dict[str, Any]:
     from mmrpc import rpc
     from mmrpc.errors import MmrpcError
 
     try:
         rpc.init_rpc(
-            task["name"],
-            rank=task["rank"],
-            world_size=task["world_size"],
-            cluster=task["config"],
-            node=task["name"],
+            task.name,
+            rank=task.rank,
+            world_size=task.world_size,
+            cluster=task.config,
+            node=task.name,
         )
     except MmrpcError as error:
         return {"error": describe(error)}
     result: dict[str, Any] = {"value": None}
     try:
-        if task["rank"] == 0:
-            module, _, function = task["job"].partition(":")
-            result = {"value": getattr(importlib.import_module(module), function)(*task["args"])}
+        if task.rank == 0:
+            module, _, function = task.job.partition(":")
+            result = {"value": getattr(importlib.import_module(module), function)(*task.args)}
     except MmrpcError as error:
         result = {"error": describe(error)}
     rpc.shutdown()
@@ -214,8 +181,3 @@ def describe(error: Exception) -> dict[str, Any]:
         "text": str(error),
         **{name: getattr(error, name) for name in fields},
     }
-
-
-if __name__ == "__main__":
-    signal.alarm(int(DEADLINE_S))  # nobody waits for a host whose test has ended
-    main()

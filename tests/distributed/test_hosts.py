@@ -17,8 +17,9 @@ import torch
 from mmrpc import MemoryMappedTensor, rpc
 from mmrpc.errors import MmrpcError
 from tests.distributed import hosting
-from tests.distributed.hosting import NOBODY, Host, describe, run, value
+from tests.distributed.hosting import Host, describe, run, value
 from tests.needs import needs
+from tests.peers import NOBODY
 
 pytestmark = [needs("namespaces"), pytest.mark.timeout(180)]
 HERE = "tests.distributed.test_hosts"

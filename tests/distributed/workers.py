@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mmrpc.testing import run_workers
+from tests import forked
 
 
 def run(fn: Callable[..., Any], n: int, *args: Any, **kwargs: Any) -> list[Any]:
     """Runs a function in n workers that fork from one server, which has torch imported."""
+    forked.start_server()
     return run_workers(fn, n, *args, **{"start_method": "forkserver", "timeout_s": 100, **kwargs})
 
 
