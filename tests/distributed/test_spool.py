@@ -15,7 +15,7 @@ import torch
 import mmrpc.rpc as rpc
 from mmrpc.errors import PeerLostError
 from mmrpc.rpc.spool import policy, received
-from mmrpc.testing import run_workers
+from tests.distributed.workers import run
 
 LARGE = 1 << 20  # elements of float32: 4 MiB
 ENV = {"MMRPC_SHARE_ABOVE_BYTES": str(1 << 20)}
@@ -73,7 +73,7 @@ def by_value(rank: int) -> None:
 
 def test_values_stay_values() -> None:
     """What the callee writes stays with it, and one slot serves call after call."""
-    run_workers(by_value, 2, env=ENV)
+    run(by_value, 2, env=ENV)
 
 
 def not_reused(rank: int) -> None:
@@ -92,7 +92,7 @@ def not_reused(rank: int) -> None:
 
 def test_a_slot_is_not_reused_while_its_tensor_lives() -> None:
     """Tensors that the receiver keeps stay as they were sent; their slots come back after."""
-    run_workers(not_reused, 2, env=ENV)
+    run(not_reused, 2, env=ENV)
 
 
 def shapes_and_graphs(rank: int) -> None:
@@ -119,7 +119,7 @@ def with_error(x: torch.Tensor) -> None:
 
 def test_shapes_views_and_errors() -> None:
     """Any mix of tensors arrives as it is; a call that fails gives its slots back."""
-    run_workers(shapes_and_graphs, 2, env=ENV)
+    run(shapes_and_graphs, 2, env=ENV)
 
 
 def killed_sender(rank: int) -> None:
@@ -139,7 +139,7 @@ def killed_sender(rank: int) -> None:
 
 def test_slots_of_a_killed_sender_are_let_go() -> None:
     """When a sender has died its memory goes, but for the tensors that came from it."""
-    run_workers(killed_sender, 2, env=ENV, may_die=("worker1",), shutdown=False)
+    run(killed_sender, 2, env=ENV, may_die=("worker1",), shutdown=False)
 
 
 def killed_receiver(rank: int) -> None:
@@ -161,7 +161,7 @@ def killed_receiver(rank: int) -> None:
 
 def test_slots_of_a_killed_receiver_are_free() -> None:
     """A receiver that dies with a tensor in its hands leaves the slot to its sender."""
-    run_workers(killed_receiver, 2, env=ENV, may_die=("worker1",), shutdown=False)
+    run(killed_receiver, 2, env=ENV, may_die=("worker1",), shutdown=False)
 
 
 def over_quota(rank: int) -> None:
@@ -177,7 +177,7 @@ def over_quota(rank: int) -> None:
 
 def test_beyond_the_quota_tensors_go_as_ever() -> None:
     """Memory for slots is bounded; what does not fit travels by TensorPipe."""
-    run_workers(over_quota, 2, env=ENV)
+    run(over_quota, 2, env=ENV)
 
 
 def large_and_lock() -> Any:
@@ -203,7 +203,7 @@ def fails_to_pickle(rank: int) -> None:
 
 def test_a_message_that_is_never_sent_keeps_no_slot() -> None:
     """What does not pickle behind a large tensor, in arguments and in results."""
-    run_workers(fails_to_pickle, 2, env=ENV)
+    run(fails_to_pickle, 2, env=ENV)
 
 
 def become_nobody(dumpable: int) -> None:
@@ -255,13 +255,13 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 @pytest.mark.parametrize("hidden", [0, 1])
 def test_a_process_that_hides_its_memory_sends_as_ever(hidden: int) -> None:
     """Caller or callee; nothing that it sends needs its memory any more."""
-    assert run_workers(hide_later, 2, hidden, env=ENV)[0] == 4
+    assert run(hide_later, 2, hidden, env=ENV)[0] == 4
 
 
 @AS_ROOT
 def test_processes_that_cannot_open_each_others_memory_do_without() -> None:
     """Arguments and results arrive, and no slot is made."""
-    assert run_workers(hidden_from_the_start, 2, env=ENV)[0] == (1, [], [])
+    assert run(hidden_from_the_start, 2, env=ENV)[0] == (1, [], [])
 
 
 def off(rank: int) -> None:
@@ -274,4 +274,4 @@ def off(rank: int) -> None:
 
 def test_it_can_be_turned_off() -> None:
     """With a threshold of 0 nothing goes through memory."""
-    run_workers(off, 2, env={"MMRPC_SHARE_ABOVE_BYTES": "0"})
+    run(off, 2, env={"MMRPC_SHARE_ABOVE_BYTES": "0"})
