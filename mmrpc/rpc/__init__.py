@@ -23,12 +23,11 @@ from torch.distributed.rpc.backend_registry import (
 
 from mmrpc.rpc import functions, plain
 from mmrpc.rpc.api import init_rpc, shutdown
-from mmrpc.rpc.calls import rpc_async, rpc_sync
+from mmrpc.rpc.calls import message_nbytes, rpc_async, rpc_sync
 from mmrpc.rpc.cluster import path_report
 from mmrpc.rpc.futures import Future, collect_all, wait_all
 from mmrpc.rpc.options import TensorPipeRpcBackendOptions
 from mmrpc.rpc.rref import RRef, remote
-from mmrpc.rpc.wire import message_nbytes
 
 PyRRef = RRef
 """In torch the class of the RRefs that `remote` returns; here there is one class of RRef."""

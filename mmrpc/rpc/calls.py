@@ -82,6 +82,29 @@ def rpc_async(
     return future
 
 
+def message_nbytes(
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> int:
+    """Measures the message of one call, as it is given to torch's transport.
+
+    Args:
+        func: The function that would be called.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        Bytes of the pickled call plus the bytes of the tensors beside it, without the
+        transport's own framing.
+    """
+    data, carried = wire.encode((func, tuple(args or ()), dict(kwargs or {})))
+    told = (torchrpc.own_name(), spool.own_address(None)) if torchrpc.is_initialized() else None
+    data, tensors = torchrpc.pack(serve, (data, carried, told), carried)
+    nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
+    return nbytes
+
+
 def send_remote(
     to: Peer,
     func: Callable[..., Any],

@@ -94,31 +94,6 @@ def decode(data: bytes, carried: list[Any]) -> Any:
         _decoding.carried = outer
 
 
-def message_nbytes(
-    func: Callable[..., Any],
-    args: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-) -> int:
-    """Measures the message of one call, as it is given to torch's transport.
-
-    Args:
-        func: The function that would be called.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        Bytes of the pickled call plus the bytes of the tensors beside it, without the
-        transport's own framing.
-    """
-    from mmrpc.rpc.serve import serve
-
-    data, carried = encode((func, tuple(args or ()), dict(kwargs or {})))
-    told = (torchrpc.own_name(), spool.own_address(None)) if torchrpc.is_initialized() else None
-    data, tensors = torchrpc.pack(serve, (data, carried, told), carried)
-    nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
-    return nbytes
-
-
 def _carry(carried: list[Any], receiver: Address | None, obj: Any) -> tuple[Any, ...]:
     if receiver is not None and type(obj) is torch.Tensor:
         obj = spool.offer(obj, receiver) or obj
