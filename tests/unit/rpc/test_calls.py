@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from mmrpc import MemoryMappedTensor
 from mmrpc.rpc import calls
 
 
