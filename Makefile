@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python -m
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(RUN) pip install -qq --disable-pip-version-check --no-input
 
-.PHONY: help demo test lint types bench docs clean
+.PHONY: help demo test lint types bench peers docs clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -30,8 +30,11 @@ lint: $(VENV)/.dev ## style, and which module may import which
 types: $(VENV)/.dev ## mypy --strict
 	$(RUN) mypy
 
-bench: $(VENV)/.dev ## measure against other ways to do the same
+bench: $(VENV)/.dev ## measure against other ways to do the same; ARGS=--quick takes 3 minutes
 	$(RUN) benchmarks $(ARGS)
+
+peers: $(VENV)/.dev ## install Ray and Hugging Face datasets, so that bench measures them too
+	@$(PIP) -e ".[peers]"
 
 docs: $(VENV)/.dev ## run what the documents show, and follow their links
 	$(RUN) pytest tests/unit/test_readme.py tests/unit/test_docs.py $(ARGS)

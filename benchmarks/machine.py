@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 
-PEERS = ("tensordict", "numpy", "safetensors", "ray", "datasets")
+from benchmarks.lines.peers import PEERS
 
 
 def describe() -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -20,43 +21,52 @@ def lines(places: Places) -> Iterator[Line]:
     """Lines of making and opening files."""
     big = (64 if places.quick else 256) * MIB
     for kind, directory in (("disk", places.disk), ("tmpfs", places.memory)):
-        yield _create(
-            places, directory, big, f"create from a tensor, {big // MIB} MiB, {kind}", 1.1
-        )
-    yield _create(places, places.disk, MIB, "create from a tensor, 1 MiB, disk", 1.5, calls=20)
+        yield _create(places, directory, big, kind, 1.1)
+    yield _create(places, places.disk, MIB, "disk", 1.5, calls=20)
     yield _durable(places, big)
+    size = (256 if places.quick else 1024) * MIB
     for kind, directory in (("disk", places.disk), ("tmpfs", places.memory)):
-        size = (256 if places.quick else 1024) * MIB
-        yield _zeros(places, directory, size, f"zeros, {size // MIB} MiB, {kind}")
+        yield _zeros(places, directory, size, kind)
     yield _open_close(places)
     yield _reopen_read(places, big)
 
 
+def _making(places: Places, directory: str, make: Callable[[str], Any]) -> Alternative:
+    """A way to make a file, under a name of its own; files go away between the samples."""
+    made: list[str] = []
+
+    def run() -> None:
+        made.append(places.fresh(directory))
+        make(made[-1])
+
+    def after() -> None:
+        while made:
+            remove(made.pop())
+
+    return Alternative(run, after=after)
+
+
 def _create(
-    places: Places, directory: str, nbytes: int, name: str, asked: float, calls: int = 1
+    places: Places, directory: str, nbytes: int, kind: str, asked: float, calls: int = 1
 ) -> Line:
     source = torch.arange(nbytes // 4, dtype=torch.int32)
-    reserve = directory == places.disk
 
-    def way(make):  # type: ignore[no-untyped-def]
-        made: list[str] = []
+    def way(make: Callable[[str], Any]) -> Alternative:
+        return _making(places, directory, make)
 
-        def run() -> None:
-            path = places.fresh(directory)
-            made.append(path)
-            make(path)
+    def with_numpy(np: Any) -> dict[str, Any]:
+        array = source.numpy()
 
-        def after() -> None:
-            while made:
-                remove(made.pop())
+        def make(path: str) -> None:
+            np.memmap(path, array.dtype, "w+", shape=array.shape)[:] = array
 
-        return Alternative(run, after=after)
+        return {"np.memmap": way(make)}
 
     return Line(
-        name,
+        f"create from a tensor, {nbytes // MIB} MiB, {kind}",
         {
             "mmrpc": way(lambda p: MemoryMappedTensor.from_tensor(source, filename=p)),
-            "limit": way(lambda p: raw.write_tensor(p, source, reserve=reserve)),
+            "limit": way(lambda p: raw.write_tensor(p, source, reserve=directory == places.disk)),
             **peer(
                 "tensordict",
                 lambda m: {
@@ -65,59 +75,55 @@ def _create(
                     )
                 },
             ),
+            **peer("numpy", with_numpy),
+            **peer(
+                "safetensors.torch",
+                lambda m: {"safetensors": way(lambda p: m.save_file({"x": source}, p))},
+            ),
         },
         asked,
         calls=calls,
-        how_limit="reserve on disk, write(2), map; no name is safe from others",
+        how_limit="reserve (on disk), write(2), map",
+        summary="make a file from a tensor" if nbytes > MIB and kind == "disk" else "",
     )
 
 
 def _durable(places: Places, nbytes: int) -> Line:
     source = torch.arange(nbytes // 4, dtype=torch.int32)
 
-    def ours() -> None:
-        path = places.fresh(places.disk)
-        MemoryMappedTensor.from_tensor(source, filename=path, durable=True)
-        remove(path)
-
-    def limit() -> None:
-        path = places.fresh(places.disk)
+    def limit(path: str) -> None:
         raw.write_tensor(path, source, reserve=True)
         fd = os.open(path, os.O_RDWR)
         os.fsync(fd)
         os.close(fd)
-        remove(path)
 
     return Line(
         f"create and sync to the device, {nbytes // MIB} MiB, disk",
-        {"mmrpc": ours, "limit": limit},
+        {
+            "mmrpc": _making(
+                places,
+                places.disk,
+                lambda p: MemoryMappedTensor.from_tensor(source, filename=p, durable=True),
+            ),
+            "limit": _making(places, places.disk, limit),
+        },
         how_limit="the same with fsync(2) of the file alone",
     )
 
 
-def _zeros(places: Places, directory: str, nbytes: int, name: str) -> Line:
+def _zeros(places: Places, directory: str, nbytes: int, kind: str) -> Line:
     count = nbytes // 4
-
-    def way(make):  # type: ignore[no-untyped-def]
-        paths: list[str] = []
-
-        def run() -> None:
-            paths.append(places.fresh(directory))
-            make(paths[-1])
-
-        def after() -> None:
-            while paths:
-                remove(paths.pop())
-
-        return Alternative(run, after=after)
 
     def limit(path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         os.posix_fallocate(fd, 0, nbytes)
         os.close(fd)
 
+    def way(make: Callable[[str], Any]) -> Alternative:
+        return _making(places, directory, make)
+
     return Line(
-        name,
+        f"zeros, {nbytes // MIB} MiB, {kind}",
         {
             "mmrpc": way(lambda p: MemoryMappedTensor.zeros(count, filename=p)),
             "limit": way(limit),
@@ -134,9 +140,20 @@ def _zeros(places: Places, directory: str, nbytes: int, name: str) -> Line:
 
 
 def _open_close(places: Places) -> Line:
-    path = places.fresh(places.disk)
-    MemoryMappedTensor.from_tensor(torch.arange(256, dtype=torch.int32), filename=path)
+    path, packed = places.fresh(places.disk), places.fresh(places.disk)
+    source = torch.arange(256, dtype=torch.int32)
+    MemoryMappedTensor.from_tensor(source, filename=path)
     shape = (256,)
+
+    def with_safetensors(module: Any) -> dict[str, Any]:
+        module.torch.save_file({"x": source}, packed)
+
+        def run() -> None:
+            with module.safe_open(packed, "pt") as file:
+                file.get_tensor("x")
+
+        return {"safetensors": run}
+
     return Line(
         "open and close, 1 KiB",
         {
@@ -150,10 +167,16 @@ def _open_close(places: Places) -> Line:
                     )
                 },
             ),
+            **peer(
+                "numpy",
+                lambda np: {"np.memmap": lambda: torch.from_numpy(np.memmap(path, np.int32, "r+"))},
+            ),
+            **peer("safetensors", with_safetensors),
         },
         1.8,
         calls=2000,
         how_limit="open(2), mmap(2), frombuffer",
+        summary="open and close a small file",
     )
 
 
@@ -181,7 +204,14 @@ def _reopen_read(places: Places, nbytes: int) -> Line:
                     ).sum()
                 },
             ),
+            **peer(
+                "numpy",
+                lambda np: {
+                    "np.memmap": lambda: torch.from_numpy(np.memmap(path, np.float32, "r+")).sum()
+                },
+            ),
         },
         1.05,
+        calls=2,
         how_limit="read through a mapping that was kept",
     )

@@ -27,7 +27,8 @@ class Places:
     def fresh(self, directory: str) -> str:
         """A name in a directory that is not in use."""
         self._count[0] += 1
-        return os.path.join(directory, f"{self._count[0]}.bin")
+        # Each process that is given this counts for itself.
+        return os.path.join(directory, f"{os.getpid()}-{self._count[0]}.bin")
 
 
 @contextlib.contextmanager

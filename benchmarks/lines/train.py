@@ -11,54 +11,45 @@ import torch
 import torch.distributed.rpc as torch_rpc
 from torch import nn
 
-from benchmarks import harness
-from benchmarks.harness import Line, Result
+from benchmarks.harness import Line
 from benchmarks.lines import raw
+from benchmarks.lines.peers import installed, peer
 from benchmarks.lines.places import Places
-from mmrpc.testing import run_workers
 from mmrpc.train import ParameterServer, Trainer
 
 LEARNING_RATE = 0.01
 _state: dict[str, Any] = {}
 
 
-def results(places: Places, rounds: int) -> list[Result]:
-    """Measures in a world of a server and two trainers; the server asks them to step."""
-    found: list[Result] = run_workers(
-        _world, 3, places.memory, places.quick, rounds, timeout_s=900
-    )[0]
-    return found
-
-
-def _world(rank: int, memory: str, quick: bool, rounds: int) -> list[Result]:
-    if rank:
-        return []
-    width = 1_000 if quick else 5_060
-    say = lambda text: print(" ", text, flush=True)  # noqa: E731
+def lines(places: Places) -> Iterator[Line]:
+    """The line of a step, in a world of a server and two trainers, which it asks to step."""
+    width, memory = 1_000 if places.quick else 5_060, places.memory
     with ParameterServer(
         model(width), sgd, os.path.join(memory, "ps"), trainers=2, durable=False
     ) as server:
         _state["limit"] = Limit(width, memory)
-        _state["plain"] = Plain(width)
+        _state["plain"] = Plain(torch.zeros(width * width + width))
+        _state["tensordict"] = Mapped(width, memory) if installed("tensordict") else None
         _everyone(join, width, memory)
-        found = list(harness.run(_lines(width), rounds, say))
+        yield _step(width)
         _everyone(leave)
         assert server.step_number
-    return found
 
 
-def _lines(width: int) -> Iterator[Line]:
+def _step(width: int) -> Line:
     millions = (width * width + width) / 1e6
-    yield Line(
+    return Line(
         f"parameter server, {millions:.1f} M parameters, 2 trainers, one step",
         {
             "mmrpc": lambda: _everyone(step_ours),
             "limit": lambda: _everyone(step_limit),
             "plain torch RPC": lambda: _everyone(step_plain),
+            **peer("tensordict", lambda m: {"tensordict": lambda: _everyone(step_tensordict)}),
         },
         1.1,
         how_limit="parameters and gradients in mapped files, a notice by torch's RPC",
         note=f"{1e6 * millions * 4 / 2**20:.0f} MiB of parameters",
+        summary="parameter server, a step of two trainers",
     )
 
 
@@ -82,6 +73,12 @@ def join(number: int, width: int, memory: str) -> None:
     trainer = Trainer(model(width), "worker0")
     _state.update(trainer=trainer, width=width)
     count = width * width + width
+    if installed("tensordict"):
+        from tensordict import MemoryMappedTensor
+
+        _state["gradient"] = MemoryMappedTensor.from_tensor(
+            torch.zeros(count), filename=f"{memory}/tensordict-gradient{number}"
+        )
     _state["maps"] = [
         raw.map_tensor(f"{memory}/limit-{name}", (count,), torch.float32)
         for name in ("parameters", f"gradient{number}")
@@ -108,6 +105,11 @@ def step_plain(number: int) -> None:
     width = _state["width"]
     gradient = torch.zeros(width * width + width)
     torch_rpc.rpc_sync("worker0", plain_push, (gradient,))
+
+
+def step_tensordict(number: int) -> None:
+    """Runs on a trainer: sends its gradient as tensordict's reference, gets parameters."""
+    torch_rpc.rpc_sync("worker0", tensordict_push, (_state["gradient"],))
 
 
 class Barrier:
@@ -155,8 +157,8 @@ class Limit:
 class Plain:
     """The same by torch's RPC: gradients in, parameters out."""
 
-    def __init__(self, width: int) -> None:
-        self.parameters = nn.Parameter(torch.zeros(width * width + width))
+    def __init__(self, parameters: torch.Tensor) -> None:
+        self.parameters = nn.Parameter(parameters)
         self.optimizer = sgd([self.parameters])
         self.gradients: list[torch.Tensor] = []
         self.barrier = Barrier()
@@ -167,6 +169,22 @@ class Plain:
         self.gradients.clear()
         self.optimizer.step()
         return self.parameters.detach()
+
+
+class Mapped(Plain):
+    """The same with tensordict's references in both directions."""
+
+    def __init__(self, width: int, memory: str) -> None:
+        from tensordict import MemoryMappedTensor
+
+        self.reference = MemoryMappedTensor.from_tensor(
+            torch.zeros(width * width + width), filename=f"{memory}/tensordict-parameters"
+        )
+        super().__init__(self.reference.as_subclass(torch.Tensor))
+
+    def step(self) -> torch.Tensor:
+        super().step()
+        return self.reference
 
 
 @torch_rpc.functions.async_execution
@@ -182,3 +200,11 @@ def plain_push(gradient: torch.Tensor) -> torch.futures.Future[Any]:
     plain: Plain = _state["plain"]
     plain.gradients.append(gradient)
     return plain.barrier.come(plain.step)
+
+
+@torch_rpc.functions.async_execution
+def tensordict_push(gradient: torch.Tensor) -> torch.futures.Future[Any]:
+    """Runs on the server."""
+    server: Plain = _state["tensordict"]
+    server.gradients.append(gradient)
+    return server.barrier.come(server.step)

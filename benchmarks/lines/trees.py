@@ -5,42 +5,25 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed.rpc as torch_rpc
 
 import mmrpc.rpc as rpc
-from benchmarks import harness
-from benchmarks.harness import Line, Result
+from benchmarks.harness import Alternative, Line
 from benchmarks.lines import raw
 from benchmarks.lines.peers import peer
 from benchmarks.lines.places import Places
 from mmrpc import save_tree
-from mmrpc.testing import run_workers
 
 Table = list[tuple[tuple[int, ...], int]]
 _kept: dict[str, Any] = {}
 
 
-def results(places: Places, rounds: int) -> list[Result]:
-    """Measures in a world of two workers, of which the first sends."""
-    found: list[Result] = run_workers(
-        _world, 2, places.disk, places.memory, places.quick, rounds, timeout_s=900
-    )[0]
-    return found
-
-
-def _world(rank: int, disk: str, memory: str, quick: bool, rounds: int) -> list[Result]:
-    if rank:
-        return []
-    places = Places(disk, memory, quick)
-    say = lambda text: print(" ", text, flush=True)  # noqa: E731
-    return list(harness.run(_lines(places), rounds, say))
-
-
-def _lines(places: Places) -> Iterator[Line]:
+def lines(places: Places) -> Iterator[Line]:
+    """Lines of trees, in a world of two workers, of which the first sends."""
     count = 2_000 if places.quick else 10_000
     tensors = {f"layer{i}": torch.full((16,), float(i)) for i in range(count)}
     yield _publish(places, tensors)
@@ -73,9 +56,23 @@ def _publish(places: Places, tensors: dict[str, torch.Tensor]) -> Line:
 
         return {"tensordict": run}
 
+    def in_one(save: Callable[[Any, str], Any]) -> Callable[[], None]:
+        def run() -> None:
+            path = places.fresh(places.disk)
+            save(tensors, path)
+            os.unlink(path)
+
+        return run
+
     return Line(
         f"publish {len(tensors):,} tensors of 64 bytes",
-        {"mmrpc": ours, "limit": limit, **peer("tensordict", theirs)},
+        {
+            "mmrpc": ours,
+            "limit": limit,
+            **peer("tensordict", theirs),
+            **peer("safetensors.torch", lambda m: {"safetensors": in_one(m.save_file)}),
+            "torch.save": in_one(torch.save),
+        },
         2.0,
         how_limit="torch.cat and a pickled table of names and shapes in one file",
     )
@@ -105,7 +102,7 @@ def _send_new(places: Places, tensors: dict[str, torch.Tensor]) -> Line:
     return Line(
         f"send {len(tensors):,} tensors in one call, not seen before",
         {
-            "mmrpc": harness.Alternative(
+            "mmrpc": Alternative(
                 lambda: rpc.rpc_sync("worker1", count_all, (fresh[0],)), before=publish
             ),
             "limit": lambda: torch_rpc.rpc_sync("worker1", make_all, (path, table)),
@@ -128,6 +125,7 @@ def _send_again(places: Places, tensors: dict[str, torch.Tensor]) -> Line:
         1.5,
         calls=20,
         how_limit="a name by torch's RPC",
+        summary="send many small tensors again, in one call",
     )
 
 
