@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -40,6 +40,18 @@ class _Lazy(TyperGroup):
 app = typer.Typer(cls=_Lazy, no_args_is_help=True, add_completion=False)
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from mmrpc import __version__
+
+        typer.echo(f"mmrpc {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Tensors shared across processes and nodes by reference."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from mmrpc.errors import LaunchError
+from mmrpc.errors import LaunchError, PeerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +47,13 @@ def worker_failed(node: str, event: messages.Exited) -> LaunchError:
         error.add_note(f"{event.stderr_path} is empty")
     return error
 
+
+def is_consequence(event: messages.Exited) -> bool:
+    """Whether a worker failed for want of another, which may take longer to end."""
+    return any(line.startswith(_PEER_LOST) for line in event.stderr_tail)
+
+
+_PEER_LOST = f"{PeerLostError.__module__}.{PeerLostError.__qualname__}:"
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "If nobody killed it, the kernel may have, for want of memory: see dmesg.",

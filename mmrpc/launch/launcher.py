@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 8.0
 """How long an agent may take to end after its gang has: its guard looks around once more."""
+_LAST_BREATH_S = 3.0
+"""How long a worker that others have lost may take to end itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -82,6 +84,7 @@ class Launcher:
         self._stopped: set[str] = set()
         self._ready: dict[str, messages.Ready] = {}
         self._exits: dict[str, int] = {}
+        self._has_cause = False
         self._port = 0
         self._started: set[str] = set()
         self._document: dict[str, Any] = {}
@@ -216,7 +219,7 @@ class Launcher:
 
     def _run_gang(self, attempt: int) -> None:
         cluster = self.run.cluster
-        self._exits, self._port = {}, 0
+        self._exits, self._port, self._has_cause = {}, 0, False
         self._started, self._stopped = set(), set()
         master, timeout_s = cluster.master.node, cluster.launch.start_timeout_s
         self._channels[master].send(messages.Listen())
@@ -269,13 +272,27 @@ class Launcher:
                     self._console.say(causes.survivors(node, event.survivors))
             case messages.Exited():
                 self._exits[event.worker] = event.exit_code
-                if event.exit_code:
-                    raise causes.worker_failed(node, event)
+                if event.exit_code and not (self._has_cause and causes.is_consequence(event)):
+                    raise self._cause(node, event)
             case messages.Failed():
                 raise LaunchError(event.reason, node=node, hint=event.hint, exit_code=1)
             case Ended():
                 self._ended.add(node)
                 raise causes.agent_ended(node, event, self.run.cluster, node in self._ready)
+
+    def _cause(self, node: str, event: messages.Exited) -> LaunchError:
+        """Gives the failure that came first, which need not be the one that was seen first.
+
+        A worker that raises closes its connections before it has ended; who notices can be faster.
+        """
+        self._has_cause = True
+        error = causes.worker_failed(node, event)
+        if causes.is_consequence(event):
+            try:
+                self._pump(lambda: self._exits.keys() >= self._workers.keys(), _LAST_BREATH_S)
+            except LaunchError as first:
+                return first
+        return error
 
     def _stop_gang(self) -> _Interrupted | BrokenPipeError | None:
         """Has every agent end its workers; gives what interrupted that, if anything did.
@@ -283,6 +300,7 @@ class Launcher:
         Whatever else goes wrong now follows from what went before.
         """
         interrupt: _Interrupted | BrokenPipeError | None = None
+        self._has_cause = True
         grace_s = self.run.cluster.launch.grace_s
         self._tell_all(messages.Stop(grace_s))
         deadline = time.monotonic() + grace_s + _CLOSE_S

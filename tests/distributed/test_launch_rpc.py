@@ -14,7 +14,7 @@ import pytest
 from tests.distributed.launching import assert_nobody_left, launching, one_role
 
 RPC_JOB = '''
-import os, sys
+import os, sys, time
 import torch
 import mmrpc.rpc as rpc
 from mmrpc import MemoryMappedTensor
@@ -45,6 +45,15 @@ def resume():
         if os.environ["MMRPC_RESTARTS"] == "0":
             os._exit(3)
     rpc.shutdown()
+
+def loses():
+    """Rank 0 loses rank 1, which takes its time to end."""
+    from mmrpc.errors import PeerLostError
+    if os.environ["RANK"] == "0":
+        raise PeerLostError("it ended", peer="w1")
+    time.sleep(0.5)
+    if sys.argv[1:] == ["fail"]:
+        sys.exit(7)
 
 def torchrun():
     """Nothing but torchrun's own variables is there."""
@@ -114,6 +123,18 @@ def test_what_was_not_proven_is_one_screen(job: Path) -> None:
         for part in ("(mount 'm')", f"{job}/other", f"{job}/m", "nodes.b.mounts.m"):
             assert part in last
     assert_nobody_left(job)
+
+
+@pytest.mark.parametrize(
+    ("ends", "worker", "code"), [("fail", "w1", 7), ("well", "w0", 1)], ids=["failed", "left"]
+)
+def test_a_worker_that_lost_another_is_not_to_blame(
+    job: Path, ends: str, worker: str, code: int
+) -> None:
+    """The launcher tells of the one that was lost, even if it ends later, unless it ends well."""
+    with launching(job, one_role("rpc_job:loses"), "--", ends) as launch:
+        assert launch.code() == code
+        assert any(line.startswith(f"on a: worker {worker} failed") for line in launch.lines)
 
 
 def test_a_server_resumes_from_its_mapped_file(job: Path) -> None:

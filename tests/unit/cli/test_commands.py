@@ -185,6 +185,12 @@ def test_what_cannot_be_inspected_exits_with_3(what, tmp_path, monkeypatch):
     assert done.stderr.strip()
 
 
+def test_the_version_is_printed():
+    """It is what a report of a fault begins with."""
+    done = run("--version")
+    assert (done.exit_code, done.output) == (0, f"mmrpc {mmrpc.__version__}\n")
+
+
 def test_commands_are_imported_when_they_run():
     """Help needs neither torch nor the models of the config."""
     code = (

@@ -48,6 +48,19 @@ def test_a_worker_gives_its_code(exit_code: int, code: int, how: str) -> None:
     assert causes.screen(pickle.loads(pickle.dumps(error))) == causes.screen(error)
 
 
+@pytest.mark.parametrize(
+    ("last", "is_one"),
+    [
+        ("mmrpc.errors.PeerLostError: shutdown() on w0: it ended", True),
+        ("ValueError: PeerLostError", False),
+    ],
+)
+def test_a_worker_that_lost_another_fails_in_consequence(last: str, is_one: bool) -> None:
+    """Told by the error that its log ends with; what torch's threads add may stand behind."""
+    tail = ["Traceback (most recent call last):", last, "[W1] RPC agent for w1 is shutting down"]
+    assert causes.is_consequence(messages.Exited("w1", 1, 0.0, "/l", tail)) == is_one
+
+
 def test_a_silent_worker_is_said_to_be_silent() -> None:
     """An empty log is worth a word."""
     error = causes.worker_failed("b", messages.Exited("w1", 1, 0.0, "/l/stderr.log", []))
