@@ -77,7 +77,8 @@ class MountConfig(Model):
 
     Attributes:
         access: ``write`` if a job's workers write files to it, on any node.
-        reader: How it is read; by default from the type of the file system, node by node.
+        reader: ``mmap``; ``prefetch``, which reads ahead; or ``copy``, which maps nothing. By
+            default from the type of the file system, node by node.
         trust: ``declared`` takes your word that all nodes have the same files there, where they
             cannot prove it.
         immutable: Its files never change, so one without a version or time may be kept.
@@ -125,7 +126,7 @@ class NodeConfig(Model):
         mounts: Mount names to paths or URLs on this node.
         cache_dir: Directory for copies of remote files, on this node's own disk.
         cache_bytes: Most that those copies may take, such as ``200GiB``.
-        log_dir: Directory for this node's logs, instead of `LogsConfig.dir`.
+        log_dir: Directory for this node's logs, instead of `logs.dir`.
         ssh: How to reach it, for ``launch.via: ssh``.
     """
 
@@ -177,7 +178,8 @@ class RpcConfig(Model):
         verify: What is checked when a reference is opened: nothing beyond identity where the
             sender is on this host (``none``), size and identity (``stat``), or also the content
             (``digest``, which reads the whole file).
-        share_above_bytes: Plain tensors of at least so many bytes travel by reference too.
+        share_above_bytes: Plain tensors of at least so many bytes go through shared memory to
+            processes of the host; 0 turns that off.
         unshared: What to do with a tensor that the other node cannot reach: ``refuse`` with
             `NotSharedError`, or ``copy`` its bytes into the message.
         same_host_paths: Whether a reference from the same host may name a file outside the
