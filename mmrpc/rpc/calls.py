@@ -99,7 +99,7 @@ def message_nbytes(
         transport's own framing.
     """
     data, carried = wire.encode((func, tuple(args or ()), dict(kwargs or {})))
-    told = (torchrpc.own_name(), spool.own_address(None)) if torchrpc.is_initialized() else None
+    told = (torchrpc.own_name(), peers.own_address()) if torchrpc.is_initialized() else None
     data, tensors = torchrpc.pack(serve, (data, carried, told), carried)
     nbytes: int = len(data) + sum(tensor.nbytes for tensor in tensors)
     return nbytes
@@ -159,21 +159,20 @@ def _send(
         The call, for errors; torch's future of its answer; and what reads that.
     """
     worker, args, kwargs = torchrpc.worker_info(to), tuple(args or ()), dict(kwargs or {})
-    told = spool.introduce(worker.name)
+    told = peers.introduce(worker.name)
     call = Call(worker.name, _name_of(func, args), timeout, told)
+    if _is_script(func) and not _any_mapped((args, kwargs)):
+        args, kwargs = _with_rrefs_of_torch(args, kwargs)
+        return call, torchrpc.start(worker, func, args, kwargs, timeout), _as_it_is
+    data, carried = wire.encode((func, args, kwargs), peers.address_of(worker.name))
     try:
-        if _is_script(func) and not _any_mapped((args, kwargs)):
-            what = _with_rrefs_of_torch(args, kwargs)
-            return call, torchrpc.start(worker, func, *what, timeout), _as_it_is
-        data, carried = wire.encode((func, args, kwargs), peers.address_of(worker.name))
-        message = (data, carried, told)
-        try:
-            return call, torchrpc.start_plain(worker, serve, message, carried, timeout), unseal
-        except BaseException:
-            spool.withdraw(carried)
-            raise
-    except RuntimeError as error:
-        faults.raise_typed(error, call)
+        sent = torchrpc.start_plain(worker, serve, (data, carried, told), carried, timeout)
+    except BaseException as error:
+        spool.withdraw(carried)
+        if isinstance(error, RuntimeError):
+            faults.raise_typed(error, call)
+        raise
+    return call, sent, unseal
 
 
 def _as_it_is(value: Any, _: Call) -> Any:

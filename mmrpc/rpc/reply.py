@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mmrpc.rpc import wire
 from mmrpc.rpc.failure import Failure
 from mmrpc.rpc.spool import peers
-from mmrpc.rpc.spool import policy as spool
 
 if TYPE_CHECKING:
     from mmrpc.rpc.faults import Call
@@ -101,5 +100,5 @@ class Reply:
     def __reduce__(self) -> tuple[Any, ...]:
         envelope = self._envelope
         if envelope is None:
-            envelope = _seal(self._value, None, spool.own_address(None))
+            envelope = _seal(self._value, None, peers.own_address())
         return Reply, (None, envelope)

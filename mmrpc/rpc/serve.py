@@ -12,7 +12,7 @@ from torch.distributed.rpc.functions import async_execution
 from mmrpc.rpc import executor, torchrpc, wire
 from mmrpc.rpc.futures import new_future
 from mmrpc.rpc.reply import Reply, seal, seal_error
-from mmrpc.rpc.spool import policy as spool
+from mmrpc.rpc.spool import peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +40,9 @@ def serve(data: bytes, carried: list[Any], caller: Caller) -> torch.futures.Futu
     Args:
         data: The pickled function and arguments, from `wire.encode`.
         carried: What travelled beside them.
-        caller: The worker that gets the result, as `spool.introduce` says it.
+        caller: The worker that gets the result, as `peers.introduce` says it.
     """
-    receiver, sender = spool.meet(caller)
+    receiver, sender = peers.meet(caller)
     return _start(data, carried, partial(seal, receiver=receiver, sender=sender), seal_error)
 
 

@@ -62,7 +62,9 @@ def worker_info(to: Peer) -> WorkerInfo:
         return to
     if not isinstance(to, (str, int)):
         raise ValueError(f"a worker is named by its name, rank or WorkerInfo, not {to!r}")
-    info: WorkerInfo = rpc.get_worker_info(to)
+    # The public function is asked for its error: where there is no group yet.
+    group = agent() if is_initialized() else rpc
+    info: WorkerInfo = group.get_worker_info(to)
     return info
 
 

@@ -7,6 +7,7 @@ import os
 from typing import NamedTuple
 
 from mmrpc.core.system import host
+from mmrpc.rpc import torchrpc
 
 
 class Address(NamedTuple):
@@ -56,8 +57,69 @@ Introduction = tuple[str, Address]
 Caller = Introduction | str | None
 """What a call says of its caller: all, or the name if the callee knows the rest."""
 
+_own: Address | None = None
 _by_name: dict[str, Address] = {}
-_confirmed: dict[str, Introduction] = {}
+_confirmed: dict[str, Introduction] = {}  # what each worker knows of this one
+
+
+def start() -> None:
+    """From now on, calls say where this process is."""
+    global _own
+    _own = Address.own()
+
+
+def forget() -> None:
+    """Forgets all, and says no more where this process is."""
+    global _own
+    _own = None
+    _by_name.clear()
+    _confirmed.clear()
+    _can_be_opened.cache_clear()
+
+
+os.register_at_fork(after_in_child=forget)  # a child is another process, and no worker
+
+
+def own_address(to: Address | None = None) -> Address | None:
+    """What this process tells another, so that it can send to this one through memory.
+
+    Args:
+        to: Where that one is, if it is known.
+    """
+    return _own and _own._replace(opens=to is not None and to.can_be_opened())
+
+
+def introduce(worker: str) -> Caller:
+    """What a call tells a worker about this one: as little as that does not know yet.
+
+    Args:
+        worker: Name of the worker that is called.
+    """
+    if _own is None:
+        return None
+    known = _confirmed.get(worker)
+    if known is not None and known[1].opens:
+        return known[0]
+    to = _by_name.get(worker)
+    if known is not None and (to is None or not to.can_be_opened()):
+        return known[0]
+    return torchrpc.own_name(), own_address(to) or _own
+
+
+def meet(caller: Caller) -> tuple[Address | None, Address | None]:
+    """Reads what a caller said of itself.
+
+    Returns:
+        Where the caller is, if that is known; and what it is to be told about this process, if
+        anything.
+    """
+    if caller is None:
+        return None, None
+    if isinstance(caller, str):
+        address = _by_name.get(caller)
+        return address, own_address() if address is None else None
+    learn(*caller)
+    return caller[1], own_address(caller[1])
 
 
 def learn(worker: str, address: Address, told: Caller = None) -> None:
@@ -82,15 +144,3 @@ def learn(worker: str, address: Address, told: Caller = None) -> None:
 def address_of(worker: str) -> Address | None:
     """Where a worker is, if it has told."""
     return _by_name.get(worker)
-
-
-def confirmed(worker: str) -> Introduction | None:
-    """What a worker knows of this one."""
-    return _confirmed.get(worker)
-
-
-def forget() -> None:
-    """Forgets all."""
-    _by_name.clear()
-    _confirmed.clear()
-    _can_be_opened.cache_clear()

@@ -11,11 +11,12 @@ import torch
 from mmrpc.core.system import libc
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import peers, received
-from mmrpc.rpc.spool.peers import Address, Caller
 from mmrpc.rpc.spool.slots import Pool, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from mmrpc.rpc.spool.peers import Address
 
 DEFAULT_SHARE_ABOVE_BYTES: Final = 8 << 20
 """Below it TensorPipe is about as fast; see docs/performance.md."""
@@ -28,7 +29,6 @@ _QUOTA_PART: Final = 8  # of the machine's memory, for each process that sends
 _lock = threading.Lock()
 _pool: Pool | None = None
 _share_above_bytes: int | None = None
-_own: Address | None = None
 
 
 def configure(share_above_bytes: int | None = None, quota_bytes: int | None = None) -> None:
@@ -38,7 +38,7 @@ def configure(share_above_bytes: int | None = None, quota_bytes: int | None = No
         share_above_bytes: The size in bytes; 0 for never; None for what the environment says.
         quota_bytes: Memory for the slots of this process; None for an eighth of the machine's.
     """
-    global _pool, _share_above_bytes, _own
+    global _pool, _share_above_bytes
     close()
     if share_above_bytes is None:
         share_above_bytes = int(os.environ.get(_VARIABLE, DEFAULT_SHARE_ABOVE_BYTES))
@@ -50,58 +50,19 @@ def configure(share_above_bytes: int | None = None, quota_bytes: int | None = No
     with _lock:
         _share_above_bytes = share_above_bytes
         _pool = Pool(quota_bytes)
-        _own = Address.own()
+        peers.start()
 
 
 def close() -> None:
     """Gives all slots up, and forgets the peers; tensors that were received stay."""
-    global _pool, _share_above_bytes, _own
+    global _pool, _share_above_bytes
     with _lock:
         pool, _pool = _pool, None
-        _share_above_bytes = _own = None
+        _share_above_bytes = None
     if pool is not None:
         pool.close()
     received.forget()
     peers.forget()
-
-
-def own_address(to: Address | None) -> Address | None:
-    """What this process tells another, so that it can send to this one through memory.
-
-    Args:
-        to: Where that one is, if it is known.
-    """
-    return _own and _own._replace(opens=to is not None and to.can_be_opened())
-
-
-def introduce(worker: str) -> Caller:
-    """What a call tells a worker about this one: as little as that does not know yet.
-
-    Args:
-        worker: Name of the worker that is called.
-    """
-    if _own is None:
-        return None
-    to, known = peers.address_of(worker), peers.confirmed(worker)
-    if known is not None and (known[1].opens or to is None or not to.can_be_opened()):
-        return known[0]
-    return torchrpc.own_name(), own_address(to) or _own
-
-
-def meet(caller: Caller) -> tuple[Address | None, Address | None]:
-    """Reads what a caller said of itself.
-
-    Returns:
-        Where the caller is, if that is known; and what it is to be told about this process, if
-        anything.
-    """
-    if caller is None:
-        return None, None
-    if isinstance(caller, str):
-        address = peers.address_of(caller)
-        return address, own_address(None) if address is None else None
-    peers.learn(*caller)
-    return caller[1], own_address(caller[1])
 
 
 def offer(tensor: torch.Tensor, receiver: Address) -> Ticket | None:
@@ -161,9 +122,9 @@ def take_all(carried: Iterable[Any]) -> list[Any]:
 
 def _in_child() -> None:
     """A child has no part in its parent's slots: it fills none, and gives none up."""
-    global _lock, _pool, _share_above_bytes, _own
+    global _lock, _pool, _share_above_bytes
     _lock = threading.Lock()
-    _pool = _share_above_bytes = _own = None
+    _pool = _share_above_bytes = None
 
 
 os.register_at_fork(after_in_child=_in_child)
