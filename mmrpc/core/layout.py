@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = 2**63 - 1  # torch counts in int64
 _MAX_DIMS = 64
 _ONLY_INT = {int}  # no bool, which is one too
+KEPT_LAYOUTS = 4096
 
 # Quantized dtypes carry parameters that raw bytes do not.
 DTYPES: dict[str, torch.dtype] = {
@@ -77,9 +78,11 @@ def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + int(sum(map(operator.mul, shape, strides))) - sum(strides)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """A strided tensor in a run of bytes.
+
+    Programs use the same few again and again: those are kept, and what was computed of them.
 
     Attributes:
         dtype: Type of the elements.
@@ -98,7 +101,7 @@ class Layout:
     neg: bool = False
 
     @classmethod
-    @functools.lru_cache(maxsize=4096)  # programs use the same few shapes again and again
+    @functools.lru_cache(maxsize=KEPT_LAYOUTS)
     def contiguous(
         cls, dtype: torch.dtype, shape: tuple[int, ...], offset_bytes: int = 0
     ) -> Layout:
@@ -109,7 +112,7 @@ class Layout:
     def of(cls, tensor: torch.Tensor, start_bytes: int) -> Layout:
         """The layout of an existing strided tensor whose storage starts at `start_bytes`."""
         dtype = tensor.dtype
-        return cls(
+        return _known(
             dtype,
             tuple(tensor.shape),
             tensor.stride(),
@@ -118,12 +121,36 @@ class Layout:
             tensor.is_neg(),
         )
 
-    @property
+    @functools.cached_property
+    def packed(self) -> tuple[Any, ...]:
+        """It as plain values, for a reference."""
+        strides = None if self.is_contiguous else self.strides
+        form = (dtype_name(self.dtype), self.offset_bytes, self.shape, strides)
+        return (*form, self.conj, self.neg) if self.conj or self.neg else form
+
+    @classmethod
+    @functools.lru_cache(maxsize=KEPT_LAYOUTS)
+    def unpack(cls, packed: tuple[Any, ...]) -> Layout:
+        """Reads what `packed` gave.
+
+        Raises:
+            LayoutError: If the numbers make no sense; TypeError, ValueError or KeyError, if it
+                is not that at all.
+        """
+        name, offset_bytes, shape, strides, *bits = packed
+        conj, neg = bits or (False, False)
+        strides = contiguous_strides(shape) if strides is None else strides
+        return cls(DTYPES[name], shape, strides, offset_bytes, conj, neg).check()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout.unpack, (self.packed,)
+
+    @functools.cached_property
     def span_bytes(self) -> int:
         """Bytes from the first element to behind the last one."""
         return span_elements(self.shape, self.strides) * self.dtype.itemsize
 
-    @property
+    @functools.cached_property
     def end_bytes(self) -> int:
         """Bytes that a file must have to hold the tensor; an empty one needs none anywhere."""
         span = self.span_bytes
@@ -164,6 +191,9 @@ class Layout:
         return self
 
 
+_known = functools.lru_cache(maxsize=KEPT_LAYOUTS)(Layout)
+
+
 def parse_size(size: tuple[Any, ...], shape: Any = None) -> tuple[int, ...] | torch.Tensor:
     """Reads the sizes of a constructor: ``(2, 3)``, ``((2, 3),)``, or ``shape=(2, 3)``.
 
@@ -189,10 +219,10 @@ def parse_size(size: tuple[Any, ...], shape: Any = None) -> tuple[int, ...] | to
         except TypeError:
             raise TypeError(f"a size must be made of integers, not {sequence!r}") from None
     try:
-        sizes = tuple(operator.index(n) for n in size)
+        sizes = tuple(map(operator.index, size))
     except TypeError:
         raise TypeError(f"a size must be made of integers, not {size!r}") from None
-    if any(n < 0 for n in sizes):
+    if min(sizes, default=0) < 0:
         raise LayoutError(f"shape {sizes} has a negative size")
     return sizes
 
@@ -201,9 +231,11 @@ def _is_index(value: Any) -> bool:
     """Whether it is one integer: an int, a NumPy integer or a 0-d integer tensor."""
     if isinstance(value, torch.Tensor):
         return value.ndim == 0
+    if not hasattr(value, "__index__"):
+        return False
     try:
         operator.index(value)
-    except TypeError:
+    except TypeError:  # a NumPy array of several, for one
         return False
     return True
 

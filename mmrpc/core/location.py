@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mmrpc.core.mapping import Mapping
@@ -23,9 +23,10 @@ class Mode(enum.StrEnum):
     WRITE = "r+"
     """Shared: writes reach the file and everyone who maps it."""
 
+    __hash__ = str.__hash__  # in C; that of `enum` is not
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+
+class FileIdentity(NamedTuple):
     """Which file it is, rather than what it is called.
 
     Device and inode alone do not do: a deleted file's pair is given to the next one created.

@@ -5,6 +5,7 @@ Torch's strided nested tensors are meant; the jagged layout has no views that a 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ import torch
 
 from mmrpc.core.layout import (
     DTYPES,
+    KEPT_LAYOUTS,
     Layout,
     contiguous_strides,
     dtype_name,
@@ -132,19 +134,21 @@ class NestedLayout:
             torch.tensor(self.offsets, dtype=torch.int64, device="cpu"),
         )
 
-    def pack(self) -> tuple[Any, ...]:
-        """As plain values, for a reference."""
+    @property
+    def packed(self) -> tuple[Any, ...]:
+        """It as plain values, for a reference."""
         if self.is_contiguous:
             return dtype_name(self.dtype), self.offset_bytes, self.sizes, None, None
         return dtype_name(self.dtype), self.offset_bytes, self.sizes, self.strides, self.offsets
 
     @classmethod
-    def unpack(cls, form: tuple[Any, ...]) -> NestedLayout:
-        """Reads what `pack` gave."""
-        name, offset_bytes, sizes, strides, offsets = form
+    @functools.lru_cache(maxsize=KEPT_LAYOUTS)
+    def unpack(cls, packed: tuple[Any, ...]) -> NestedLayout:
+        """Reads what `packed` gave; see `Layout.unpack`."""
+        name, offset_bytes, sizes, strides, offsets = packed
         if strides is None:
             return cls.contiguous(DTYPES[name], _matrix(sizes), offset_bytes)
-        return cls(DTYPES[name], sizes, strides, offsets, offset_bytes)
+        return cls(DTYPES[name], sizes, strides, offsets, offset_bytes).check()
 
 
 def _matrix(rows: Sizes) -> torch.Tensor:

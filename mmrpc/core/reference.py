@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmrpc.core.layout import DTYPES, Layout, contiguous_strides, dtype_name
+from mmrpc.core.layout import Layout
 from mmrpc.core.location import (
     FileIdentity,
     FileLocation,
@@ -177,7 +177,7 @@ def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
     location = get_resolver().locate(mapping)
     if mapping.packed is None or mapping.packed[0] is not location:
         mapping.packed = location, _pack_location(location)
-    packed = mapping.packed[1], mapping.mode.value, _pack_layout(layout)
+    packed = mapping.packed[1], mapping.mode.value, layout.packed
     if as_plain:
         return _load_plain, packed
     if type(tensor) is _tensor_class():
@@ -198,62 +198,45 @@ _FILE, _MEMORY, _MOUNT = "f", "m", "n"
 def pack(reference: TensorRef) -> tuple[Any, ...]:
     """A reference as a flat tuple of plain values."""
     location = _pack_location(reference.location)
-    return location, reference.mode.value, _pack_layout(reference.layout)
-
-
-def _pack_layout(layout: Layout | NestedLayout) -> tuple[Any, ...]:
-    if isinstance(layout, NestedLayout):
-        return layout.pack()
-    strides = None if layout.is_contiguous else layout.strides
-    form = (dtype_name(layout.dtype), layout.offset_bytes, layout.shape, strides)
-    if layout.conj or layout.neg:
-        return *form, layout.conj, layout.neg
-    return form
+    return location, reference.mode.value, reference.layout.packed
 
 
 def _pack_location(location: Location) -> tuple[Any, ...]:
     match location:
         case FileLocation(host, path, identity):
-            return _FILE, host, path, *_pack_identity(identity)
+            return _FILE, host, path, *identity
         case MemoryLocation(host, pid, started, fd, inode):
             return _MEMORY, host, pid, started, fd, inode
         case MountLocation(mount, path, host, identity, size_bytes, content, here):
-            packed = _MOUNT, mount, path, host, *_pack_identity(identity), size_bytes, content
+            packed = _MOUNT, mount, path, host, *identity, size_bytes, content
             return (*packed, here) if here else packed
 
 
-def _pack_identity(identity: FileIdentity) -> tuple[Any, ...]:
-    return identity.device, identity.inode, identity.generation
-
-
-def unpack(location: tuple[Any, ...], mode: str, form: tuple[Any, ...]) -> TensorRef:
+def unpack(*packed: Any) -> TensorRef:
     """Reads what `pack` gave.
 
     Raises:
         LayoutError: If it is not that.
     """
+    return TensorRef(*_unpack(*packed))
+
+
+def _unpack(
+    location: tuple[Any, ...], mode: str, form: tuple[Any, ...]
+) -> tuple[Location, Layout | NestedLayout, Mode]:
     try:
-        return TensorRef(_unpack_location(location), _unpack_layout(form), Mode(mode))
+        kind = NestedLayout if len(form) == NestedLayout.PACKED_LENGTH else Layout
+        return _unpack_location(location), kind.unpack(form), _MODES[mode]
     except MmrpcError:
         raise
     except (TypeError, ValueError, KeyError) as error:
         raise LayoutError(f"the reference is malformed: {error}") from None
 
 
-# The same tensors travel again and again: what was read and checked once is kept.
+_MODES = {mode.value: mode for mode in Mode}
 
 
-@functools.lru_cache(maxsize=4096)
-def _unpack_layout(form: tuple[Any, ...]) -> Layout | NestedLayout:
-    if len(form) == NestedLayout.PACKED_LENGTH:
-        return NestedLayout.unpack(form).check()
-    name, offset, shape, strides, *bits = form
-    conj, neg = bits or (False, False)
-    strides = contiguous_strides(shape) if strides is None else strides
-    return Layout(DTYPES[name], shape, strides, offset, conj, neg).check()
-
-
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # the same tensors travel again and again
 def _unpack_location(packed: tuple[Any, ...]) -> Location:
     kind, *fields = packed
     if kind == _FILE:
@@ -293,8 +276,8 @@ def _load_storage(*packed: Any) -> torch.UntypedStorage:
 
 def _opened(packed: tuple[Any, ...], cls: type[torch.Tensor] | None) -> Any:
     try:
-        reference = unpack(*packed)
-        plain = _open(reference.location, reference.layout, reference.mode)
+        location, layout, mode = _unpack(*packed)
+        plain = _open(location, layout, mode)
     except Exception as error:
         from mmrpc.core.standin import Unopened, unpickling_for_rpc
 

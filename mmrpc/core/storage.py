@@ -94,7 +94,7 @@ def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:
     """Makes a plain tensor on its own piece of a mapping; nothing is copied."""
     tensor = _flat(mapping, layout.offset_bytes, layout.span_bytes, layout.dtype)
     # In place, and so no view of the flat one: a root has no base.
-    tensor.set_(tensor.untyped_storage(), 0, layout.shape, layout.strides)
+    tensor.as_strided_(layout.shape, layout.strides)
     if layout.conj:
         tensor = torch.conj(tensor)
     if layout.neg:
@@ -104,11 +104,11 @@ def tensor_of(mapping: Mapping, layout: Layout) -> torch.Tensor:
 
 def mapped_storage(tensor: torch.Tensor) -> MappedStorage | None:
     """The mapped storage that a tensor is on, or None."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided:
         return None
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # functorch wrappers and the like have none
+    except RuntimeError:  # functorch wrappers and the like have none
         return None
     if isinstance(storage, MappedStorage) and storage._mapping is not None:
         return storage

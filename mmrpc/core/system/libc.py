@@ -23,15 +23,8 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _MAX_HANDLE_BYTES = 128  # MAX_HANDLE_SZ of name_to_handle_at(2)
 
 
-class _FileHandle(ctypes.Structure):
-    """``struct file_handle``; the bytes are an array of c_ubyte, since c_char stops at a NUL."""
-
-    _fields_ = (
-        ("nbytes", ctypes.c_uint),
-        ("kind", ctypes.c_int),
-        ("handle", ctypes.c_ubyte * _MAX_HANDLE_BYTES),
-    )
-
+_FILE_HANDLE = struct.Struct("Ii")  # the head of a struct file_handle: length and kind
+_FileHandle = ctypes.c_char * (_FILE_HANDLE.size + _MAX_HANDLE_BYTES)
 
 _PR_GET_DUMPABLE = 3
 
@@ -98,12 +91,14 @@ def file_handle(fd: int) -> bytes | None:
 
     See name_to_handle_at(2). Unlike opening by handle, asking for it needs no privilege.
     """
-    handle, mount_id = _FileHandle(_MAX_HANDLE_BYTES), ctypes.c_int()
+    handle, mount_id = _FileHandle(), ctypes.c_int()
+    _FILE_HANDLE.pack_into(handle, 0, _MAX_HANDLE_BYTES, 0)
     if _name_to_handle_at is None or _name_to_handle_at(
-        fd, b"", ctypes.byref(handle), ctypes.byref(mount_id), _AT_EMPTY_PATH
+        fd, b"", handle, ctypes.byref(mount_id), _AT_EMPTY_PATH
     ):
         return None
-    return ctypes.string_at(ctypes.addressof(handle) + _FileHandle.handle.offset, handle.nbytes)
+    nbytes, _kind = _FILE_HANDLE.unpack_from(handle)
+    return handle.raw[_FILE_HANDLE.size :][:nbytes]
 
 
 def birth_time_ns(fd: int) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -171,3 +173,24 @@ def test_nested_size() -> None:
     assert sizes.tolist() == [[2, 3], [1, 3]]
     with pytest.raises(LayoutError, match="2-D integer tensor"):
         parse_size((torch.ones(2, 2),))
+
+
+def test_it_is_made_once() -> None:
+    """What has the same layout as before gives the very object, and a view's differs."""
+    x = torch.ones(4, 6)
+    assert Layout.of(x, 64) is Layout.of(torch.zeros(4, 6), 64)
+    assert Layout.of(x, 64) != Layout.of(x, 0)
+    assert Layout.of(x.t(), 64) != Layout.of(x, 64)
+    packed = Layout.of(x, 64).packed
+    assert Layout.unpack(packed) is Layout.unpack(pickle.loads(pickle.dumps(packed)))
+
+
+def test_pickled_layout() -> None:
+    """A pickle holds the fields only, not what was computed of them, and is checked."""
+    layout = Layout(F32, (2, 3), (1, 2), 8)
+    fresh = pickle.dumps(layout)
+    assert (layout.end_bytes, layout.span_bytes) == (32, 24)
+    assert pickle.dumps(layout) == fresh
+    assert pickle.loads(fresh) == layout
+    with pytest.raises(LayoutError, match="not negative"):
+        pickle.loads(pickle.dumps(Layout(F32, (-2,), (1,))))

@@ -35,7 +35,7 @@ def test_layout_of_a_transposed_tensor() -> None:
     assert layout.sizes == ((3, 2), (3, 1))
     assert layout.strides == ((1, 3), (1, 3))
     assert not layout.is_contiguous
-    assert NestedLayout.unpack(layout.pack()) == layout
+    assert NestedLayout.unpack(layout.packed) == layout
 
 
 def test_empty_components_need_nothing() -> None:
