@@ -6,7 +6,9 @@ table of what is where stands in the arena itself, and a receiver keeps those it
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -16,12 +18,11 @@ import torch
 
 from mmrpc.core import creation, reference
 from mmrpc.core.layout import Layout, contiguous_strides
-from mmrpc.core.nested import NestedLayout
 from mmrpc.core.standin import Unopened, unpickling_for_rpc
 from mmrpc.core.storage import byte_view, mapped_storage, tensor_of
 from mmrpc.core.tensor import MemoryMappedTensor, wrap
 from mmrpc.core.trees import meta as treemeta
-from mmrpc.core.trees.table import HEADER_BYTES, Header, Table, aligned, digest_of
+from mmrpc.core.trees.table import ALIGNMENT_BYTES, HEADER_BYTES, Header, Table, aligned, digest_of
 from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ _JOIN_BELOW_BYTES: Final = 256 << 10  # smaller tensors are gathered, to be writ
 _CHUNK_BYTES: Final = 4 << 20
 _KEPT_TABLES: Final = 16
 
-_PADDING: Final = bytes(64)
+_PADDING: Final = bytes(ALIGNMENT_BYTES)
+_PLAIN_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter, MemoryMappedTensor})
 
 
 class Tree(Mapping[str, Any]):
@@ -168,17 +170,22 @@ class Tree(Mapping[str, Any]):
 
 
 class _Builder:
-    """Lays the tensors of a tree out, one behind the other."""
+    """Lays the tensors of a tree out, one behind the other.
 
-    def __init__(self) -> None:
-        self.end = 0
-        self.sources: list[list[torch.Tensor]] = []
-        self.starts: list[int] = []
-        self.nbytes: list[int] = []
-        self.dtypes: list[torch.dtype] = []
-        self.shapes: list[Any] = []
+    Attributes:
+        tree: The tree with a row's number in place of each tensor.
+        end: Bytes of all, padded.
+    """
 
-    def node(self, tree: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._unusual: set[int] = set()  # rows whose bytes are not simply there to be copied
+        self.tree = self._node(tree)
+        self._nbytes = [tensor.nbytes for tensor in self._tensors]
+        self._starts = list(itertools.accumulate(map(aligned, self._nbytes), initial=0))
+        self.end = self._starts.pop()
+
+    def _node(self, tree: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
         if depth > _MAX_DEPTH:
             raise LayoutError(f"the tree is more than {_MAX_DEPTH} levels deep; is it in itself?")
         node: dict[str, Any] = {}
@@ -186,48 +193,69 @@ class _Builder:
             if not isinstance(key, str):
                 raise LayoutError(f"a key must be a string, not {key!r}")
             if isinstance(value, torch.Tensor):
-                node[key] = self._row(value)
+                node[key] = row = len(self._tensors)
+                if not _is_dense(value):
+                    value = creation.check_source(value)
+                    self._unusual.add(row)
+                self._tensors.append(value)
             elif isinstance(value, Mapping):
-                node[key] = self.node(value, depth + 1)
+                node[key] = self._node(value, depth + 1)
             else:
                 treemeta.check_value(value, key)
                 node[key] = [value]
         return node
 
-    def _row(self, value: torch.Tensor) -> int:
-        layout, dense = creation.layout_of_copy(creation.check_source(value), None)
-        if isinstance(layout, NestedLayout):
-            dims = len(layout.sizes[0]) if layout.sizes else 0
-            self.shapes.append({"sizes": layout.sizes, "dims": dims})
-        else:
-            self.shapes.append(layout.shape)
-        nbytes = layout.span_bytes
-        self.sources.append(dense)
-        self.dtypes.append(value.dtype)
-        self.starts.append(self.end)
-        self.nbytes.append(nbytes)
-        self.end = aligned(self.end + nbytes)
-        return len(self.starts) - 1
+    def table(self) -> Table:
+        """What is where."""
+        dtypes = [tensor.dtype for tensor in self._tensors]
+        shapes = [
+            _nested_shape(tensor) if tensor.is_nested else tuple(tensor.shape)
+            for tensor in self._tensors
+        ]
+        return Table(self.tree, dtypes, shapes, self._starts)
 
     def pieces(self, header: Header, table: bytes) -> Iterator[memoryview]:
         """The bytes of the arena in order, few and large."""
-        chunk = bytearray(header.pack())
-        chunk += table
-        chunk += bytes(header.data_start - HEADER_BYTES - len(table))
-        for dense, nbytes in zip(self.sources, self.nbytes, strict=True):
+        front = header.pack() + table
+        chunk = [front.ljust(header.data_start, b"\0")]
+        chunk_bytes = len(chunk[0])
+        for row, (tensor, nbytes) in enumerate(zip(self._tensors, self._nbytes, strict=True)):
             if nbytes > _JOIN_BELOW_BYTES:
-                yield memoryview(chunk)
-                chunk = bytearray()
-                yield from creation.pieces_of(dense)
+                yield memoryview(b"".join(chunk))
+                chunk, chunk_bytes = [], 0
+                yield from _pieces(tensor)
+            elif row in self._unusual:
+                chunk += map(bytes, _pieces(tensor))
             else:
-                for tensor in dense:
-                    rows = tensor.detach().resolve_conj().resolve_neg().contiguous()
-                    chunk += byte_view(rows)
-            chunk += _PADDING[: -nbytes % len(_PADDING)]
-            if len(chunk) >= _CHUNK_BYTES:
-                yield memoryview(chunk)
-                chunk = bytearray()
-        yield memoryview(chunk)
+                chunk.append(ctypes.string_at(tensor.data_ptr(), nbytes))
+            chunk.append(_PADDING[: -nbytes % len(_PADDING)])
+            chunk_bytes += nbytes
+            if chunk_bytes >= _CHUNK_BYTES:
+                yield memoryview(b"".join(chunk))
+                chunk, chunk_bytes = [], 0
+        yield memoryview(b"".join(chunk))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it can be saved, and its memory holds just its elements in row-major order."""
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _nested_shape(tensor: torch.Tensor) -> dict[str, Any]:
+    sizes = tensor._nested_tensor_size()
+    return {"sizes": sizes.tolist(), "dims": sizes.shape[1] if sizes.numel() else 0}
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    _, dense = creation.layout_of_copy(tensor, None)
+    return creation.pieces_of(dense)
 
 
 def write(
@@ -250,9 +278,8 @@ def write(
         PathExistsError: If the name is taken and `existsok` is false.
         NoSpaceError: If there is too little space; nothing is left behind.
     """
-    builder = _Builder()
-    node = builder.node(tree)
-    table = Table(node, builder.dtypes, builder.shapes, builder.starts)
+    builder = _Builder(tree)
+    table = builder.table()
     raw = table.dump()
     header = Header.of(raw)
     layout = Layout.contiguous(torch.uint8, (header.data_start + builder.end,))
