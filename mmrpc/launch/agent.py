@@ -184,6 +184,9 @@ class Agent:
             self._guard = Guard(setup.run_id, node)
         told = [list(problem) for problem in problems]
         self._send(messages.Ready(socket.gethostname(), sys.executable, told))
+        if not problems and not setup.check_only:
+            # It takes a second, which all nodes spend at once this way, and not one by one.
+            import torch.distributed.elastic.multiprocessing  # noqa: F401
 
     def _listen(self) -> None:
         from torch._C._distributed_c10d import TCPStore
