@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import mmrpc.rpc as rpc
-from mmrpc.errors import PeerLostError
+from mmrpc.errors import PeerLostError, RpcTimeoutError
 from mmrpc.rpc.spool import policy, received
+from mmrpc.rpc.spool import slots as slots_module
+from mmrpc.rpc.spool.sweeper import Sweeper
 from tests.distributed.workers import run
 
 LARGE = 1 << 20  # elements of float32: 4 MiB
@@ -56,6 +58,16 @@ def fail(x: torch.Tensor) -> None:
 def slots() -> list[Any]:
     pool = policy._pool
     return [] if pool is None else pool._slots
+
+
+def shorten(lease_s: float) -> None:
+    """Gives slots back after a moment, and those that nobody releases after the lease."""
+    slots_module.LEASE_S = lease_s  # type: ignore[misc]
+    pool = policy._pool
+    assert pool is not None
+    pool.sweeper = Sweeper(pool.sweep, 0.05)
+    received._sweeper = Sweeper(received._sweep, 0.05)
+    received.IDLE_S = 0.05  # type: ignore[misc]
 
 
 def by_value(rank: int) -> None:
@@ -123,6 +135,7 @@ def test_shapes_views_and_errors() -> None:
 
 
 def killed_sender(rank: int) -> None:
+    shorten(60)
     if rank == 1:
         rpc.rpc_sync("worker0", slots_mapped)
         rpc.rpc_sync("worker0", slots_mapped)
@@ -262,6 +275,75 @@ def test_a_process_that_hides_its_memory_sends_as_ever(hidden: int) -> None:
 def test_processes_that_cannot_open_each_others_memory_do_without() -> None:
     """Arguments and results arrive, and no slot is made."""
     assert run(hidden_from_the_start, 2, env=ENV)[0] == (1, [], [])
+
+
+def large_too_late() -> torch.Tensor:
+    _asked.wait(60)
+    return torch.ones(LARGE)
+
+
+_asked = threading.Event()
+
+
+def answer_now() -> None:
+    _asked.set()
+
+
+def wait_for_slots(count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(slots()) != count or slots_mapped():
+        assert time.monotonic() < deadline, (slots(), slots_mapped())
+        time.sleep(0.02)
+
+
+def late_reply(rank: int) -> None:
+    if rank:
+        return
+    rpc.rpc_sync("worker1", slots_mapped)
+    rpc.rpc_sync("worker1", slots_mapped)  # it knows now that its memory can be opened
+    with pytest.raises(RpcTimeoutError):
+        rpc.rpc_sync("worker1", large_too_late, timeout=0.3)
+    rpc.rpc_sync("worker1", answer_now)
+    rpc.rpc_sync("worker1", wait_until_filled)
+    rpc.rpc_sync("worker1", shorten, (0.5,))
+    rpc.rpc_sync("worker1", arm)
+    rpc.rpc_sync("worker1", wait_for_slots, (0,))
+
+
+def wait_until_filled() -> None:
+    deadline = time.monotonic() + 60
+    while [slot.is_free() for slot in slots()] != [False]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def arm() -> None:
+    assert policy._pool is not None
+    policy._pool.sweeper.arm()
+
+
+def test_a_reply_after_its_callers_time_keeps_no_slot() -> None:
+    """The caller drops it unseen; the memory is given back when the lease is over."""
+    run(late_reply, 2, env=ENV)
+
+
+def idle_slots(rank: int) -> Any:
+    shorten(1)  # the worker's slot stays in use, by the reply that is kept here
+    if rank:
+        return None
+    threads = set(threading.enumerate())
+    for _ in range(3):
+        x = rpc.rpc_sync("worker1", add_one, (torch.zeros(LARGE),))
+    wait_for_slots(0)
+    rpc.rpc_sync("worker1", wait_for_slots, (0,))
+    left = [t.name for t in set(threading.enumerate()) - threads if t.name == "mmrpc-spool"]
+    assert float(x.sum()) == LARGE
+    return left, float(rpc.rpc_sync("worker1", add_one, (x,)).sum())
+
+
+def test_idle_slots_are_given_back_by_both_sides() -> None:
+    """Tensors on them stay what they are, no thread stays, and the next call makes a new slot."""
+    assert run(idle_slots, 2, env=ENV)[0] == ([], 2 * LARGE)
 
 
 def off(rank: int) -> None:

@@ -8,6 +8,7 @@ until that tensor is gone. So values go by value, as ever, only faster.
 - `slots`: the sender's slots, and whose turn it is with each.
 - `control`: the words by which both sides tell.
 - `received`: the receiver's side.
+- `sweeper`: when both sides give back what is not used.
 - `peers`: which workers are processes of this host.
 - `policy`: what goes this way.
 """

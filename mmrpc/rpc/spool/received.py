@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import threading
+import time
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 
 from mmrpc.core import memory
-from mmrpc.core.system import host
 from mmrpc.errors import StaleReferenceError
 from mmrpc.rpc.spool.control import Control
+from mmrpc.rpc.spool.sweeper import IDLE_S, Sweeper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mmrpc.core.mapping import Mapping
     from mmrpc.rpc.spool.slots import Ticket
 
 _lock = threading.Lock()
-_mapped: dict[tuple[int, int, int], Mapping] = {}
+_mapped: dict[tuple[int, int, int], _Mapped] = {}
 _held: WeakSet[_Hold] = WeakSet()
-_watched: set[int] = set()
+
+
+class _Mapped:
+    """A slot that is kept mapped for the next message in it."""
+
+    __slots__ = ("mapping", "used_s")
+
+    def __init__(self, mapping: Mapping) -> None:
+        self.mapping = mapping
+        self.used_s = 0.0
 
 
 class _Hold:
@@ -71,48 +82,40 @@ def _map(ticket: Ticket) -> Mapping:
     slot = ticket.slot
     key = (slot.pid, slot.started, slot.inode)
     with _lock:
-        mapping = _mapped.get(key)
-        if mapping is None:
-            _forget_ended()
-            mapping = _mapped[key] = memory.attach(slot, ticket.layout.end_bytes)
-            _watch(slot.pid)
+        found = _mapped.get(key)
+        if found is None:
+            _drop(lambda kept: bool(Control.from_address(kept.mapping.address).retired))
+            found = _mapped[key] = _Mapped(memory.attach(slot, ticket.layout.end_bytes))
+        found.used_s = time.monotonic()
+        mapping = found.mapping
+    _sweeper.arm()
     return mapping
 
 
-def _forget_ended() -> None:
-    """Drops slots that their sender gave up, or whose sender has ended."""
-    for key, mapping in list(_mapped.items()):
-        pid, started, _ = key
-        if Control.from_address(mapping.address).retired or not host.is_alive(pid, started):
+def _sweep() -> bool:
+    """Lets go of slots in which nothing came for a while; tensors on them keep the memory.
+
+    So the memory of a sender that has ended, or gave its slots up, goes also if nothing is
+    received any more.
+    """
+    before_s = time.monotonic() - IDLE_S
+    with _lock:
+        _drop(lambda kept: kept.used_s <= before_s)
+        return bool(_mapped)
+
+
+def _drop(is_over: Callable[[_Mapped], bool]) -> None:
+    for key, kept in list(_mapped.items()):
+        if is_over(kept):
             del _mapped[key]
 
 
-def _watch(pid: int) -> None:
-    """Lets go of a sender's slots when it ends, also if nothing is received any more."""
-    if pid in _watched:
-        return
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:  # it has ended, or the kernel has no such call: the next message cleans up
-        return
-    _watched.add(pid)
-    threading.Thread(
-        target=_forget_after, args=(pid, process), name=f"mmrpc-spool-{pid}", daemon=True
-    ).start()
-
-
-def _forget_after(pid: int, process: int) -> None:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    poll.poll()
-    os.close(process)
-    with _lock:
-        _watched.discard(pid)
-        _forget_ended()
+_sweeper = Sweeper(_sweep)
 
 
 def forget() -> None:
     """Drops all slots that no tensor is on."""
+    _sweeper.disarm()
     with _lock:
         _mapped.clear()
 
@@ -126,9 +129,9 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    global _lock
+    global _lock, _sweeper
     _lock = threading.Lock()
-    _watched.clear()  # threads are not inherited
+    _sweeper = Sweeper(_sweep)  # threads are not inherited
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

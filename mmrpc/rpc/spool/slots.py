@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mmrpc.core.layout import Layout
+from mmrpc.core.lease import LEASE_S
 from mmrpc.core.location import MemoryLocation
 from mmrpc.core.memory import Arena
 from mmrpc.core.storage import tensor_of
@@ -14,6 +17,7 @@ from mmrpc.core.system import host, libc
 from mmrpc.core.system.meminfo import available_bytes
 from mmrpc.errors import MmrpcError
 from mmrpc.rpc.spool.control import CONTROL_BYTES, Control
+from mmrpc.rpc.spool.sweeper import Sweeper
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 _WASTE: Final = 2  # a slot may be at most so many times larger than what is put into it
 _STEPS: Final = 4  # sizes of slots between two powers of two
+_DESCRIPTORS_PART: Final = 8  # of those that the process may have, since each slot keeps one
 
 
 class Ticket(NamedTuple):
@@ -44,6 +49,8 @@ class Slot:
     Attributes:
         nbytes: Bytes of data that fit.
         receiver: The process that has it, or had it last.
+        filled_s: `time.monotonic()` when it was filled last.
+        was_idle: Whether it was free at the last sweep, and has not been filled since.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -60,6 +67,8 @@ class Slot:
             self._arena.inode,
         )
         self.receiver: Address | None = None
+        self.filled_s = 0.0
+        self.was_idle = False
         self._withdrawn = 0
 
     def is_free(self) -> bool:
@@ -74,6 +83,8 @@ class Slot:
         number = self._control.sent + 1
         tensor_of(self._arena, layout).copy_(tensor)
         self.receiver = receiver
+        self.filled_s = time.monotonic()
+        self.was_idle = False
         self._control.sent = number
         return Ticket(self._location, number, layout)
 
@@ -90,26 +101,46 @@ class Slot:
 class Pool:
     """The slots of this process.
 
+    A slot that nothing was put into for a while is given back. So is one that its receiver has
+    not freed after the time that exported memory waits for receivers: by then it has the slot
+    mapped and keeps the memory itself, or the message was dropped, as a reply is whose caller
+    has given up.
+
     Args:
         quota_bytes: How much memory they may have; beyond it, tensors go by TensorPipe.
     """
 
     def __init__(self, quota_bytes: int) -> None:
         self.quota_bytes = quota_bytes
+        self.sweeper = Sweeper(self.sweep)
         self._slots: list[Slot] = []  # the one used last comes last
+        self._filling: list[int] = []  # sizes of those that are being filled
+        self._most_slots = _descriptors() // _DESCRIPTORS_PART
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def put(self, tensor: torch.Tensor, receiver: Address) -> Ticket | None:
         """Copies a contiguous tensor into a slot; None if there is no room for it."""
+        nbytes = tensor.numel() * tensor.itemsize
         with self._lock:
-            slot = self._take(tensor.numel() * tensor.itemsize)
-            if slot is None:
+            slot = self._take(nbytes)
+            size = _slot_size(nbytes) if slot is None else slot.nbytes
+            if slot is None and not self._make_room(size):
                 return None
-            slot.receiver = receiver
-        # Nobody else has it, so the copy needs no lock.
-        ticket = slot.fill(tensor, receiver)
-        with self._lock:
-            self._slots.append(slot)
+            self._filling.append(size)
+        ticket = None
+        try:
+            # Nobody else has it, so neither the memory nor the copy needs the lock.
+            if slot is None:
+                slot = _new_slot(size)
+            if slot is not None:
+                ticket = slot.fill(tensor, receiver)
+        finally:
+            with self._lock:
+                self._filling.remove(size)
+                if slot is not None and ticket is not None and not self._is_closed:
+                    self._slots.append(slot)
+                    self.sweeper.arm()
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -124,38 +155,66 @@ class Pool:
             for slot in self._slots
             if nbytes <= slot.nbytes <= nbytes * _WASTE and slot.is_free()
         ]
-        if fitting:
-            slot = min(reversed(fitting), key=lambda slot: slot.nbytes)
-            self._slots.remove(slot)
-            return slot
-        size = _slot_size(nbytes)
-        if not self._make_room(size):
+        if not fitting:
             return None
-        try:
-            return Slot(size)
-        except (OSError, MmrpcError):
-            return None  # no memory for it: TensorPipe sends in small pieces
+        slot = min(reversed(fitting), key=lambda slot: slot.nbytes)
+        self._slots.remove(slot)
+        return slot
 
     def _make_room(self, nbytes: int) -> bool:
         free_bytes = available_bytes()
-        if nbytes > self.quota_bytes or (free_bytes is not None and nbytes > free_bytes // 2):
+        filling_bytes = sum(self._filling)
+        if free_bytes is not None and nbytes > (free_bytes - filling_bytes) // 2:
             return False
-        excess = sum(slot.nbytes for slot in self._slots) + nbytes - self.quota_bytes
+        if filling_bytes + nbytes > self.quota_bytes:
+            return False
+        excess_bytes = sum(slot.nbytes for slot in self._slots) + filling_bytes + nbytes
+        excess_bytes -= self.quota_bytes
+        excess_slots = len(self._slots) + len(self._filling) + 1 - self._most_slots
         for slot in list(self._slots):
-            if excess <= 0:
+            if excess_bytes <= 0 and excess_slots <= 0:
                 break
             if slot.is_free():
-                slot.retire()
-                self._slots.remove(slot)
-                excess -= slot.nbytes
-        return excess <= 0
+                self._give_back(slot)
+                excess_bytes -= slot.nbytes
+                excess_slots -= 1
+        return excess_bytes <= 0 and excess_slots <= 0
+
+    def sweep(self) -> bool:
+        """Gives back what is not used, and tells whether any slot is left."""
+        now_s = time.monotonic()
+        with self._lock:
+            for slot in list(self._slots):
+                is_idle = slot.is_free()
+                if (is_idle and slot.was_idle) or now_s - slot.filled_s > LEASE_S:
+                    self._give_back(slot)
+                slot.was_idle = is_idle
+            return bool(self._slots)
+
+    def _give_back(self, slot: Slot) -> None:
+        slot.retire()
+        self._slots.remove(slot)
 
     def close(self) -> None:
         """Gives all slots up; tensors that receivers have stay theirs."""
+        self.sweeper.disarm()
         with self._lock:
+            self._is_closed = True
             for slot in self._slots:
                 slot.retire()
             self._slots.clear()
+
+
+def _new_slot(nbytes: int) -> Slot | None:
+    try:
+        return Slot(nbytes)
+    except (OSError, MmrpcError):
+        return None  # no memory for it: TensorPipe sends in small pieces
+
+
+def _descriptors() -> int:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if most != resource.RLIM_INFINITY else 1 << 20
 
 
 def _slot_size(nbytes: int) -> int:
