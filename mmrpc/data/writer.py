@@ -97,7 +97,7 @@ class DatasetWriter:
                 raise PathExistsError(
                     "a dataset is there already",
                     path=self.directory,
-                    hint="Pass existsok=True to replace it. DatasetWriter adds rows with append=True.",
+                    hint="Pass existsok=True to replace it, or append=True to a DatasetWriter.",
                 )
             unlink(meta)
             for name in there.columns:
