@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,21 @@ class Arena:
         """Bytes of the whole arena, header included."""
         return self.table.nbytes
 
+    def digest(self) -> str:
+        """``sha256:...`` of the present values, their names and kinds."""
+        digest = hashlib.sha256(Table.plan(self.table.specs()).header)
+        digest.update(self._values)
+        return f"sha256:{digest.hexdigest()}"
+
+    def has_same_values(self, other: Arena) -> bool:
+        """Whether names, kinds and bytes of the tensors are the same."""
+        mine, theirs = (a.data.detach()[len(a.table.header) :] for a in (self, other))
+        return self.table.specs() == other.table.specs() and torch.equal(mine, theirs)
+
+    @property
+    def _values(self) -> memoryview:
+        return byte_view(self.data)[len(self.table.header) :]
+
     def write_copy(
         self, filename: str, metadata: Mapping[str, str], *, durable: bool, existsok: bool = False
     ) -> None:
@@ -120,7 +136,7 @@ class Arena:
             PathError: If the file cannot be made.
         """
         table = Table.plan(self.table.specs(), metadata)
-        pieces = [memoryview(table.header), byte_view(self.data)[len(self.table.header) :]]
+        pieces = [memoryview(table.header), self._values]
         with files.new_file(filename, replace=existsok) as file:
             files.write(file.fd, pieces, table.nbytes, filename)
             os.fchmod(file.fd, _READ_ONLY)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
 import torch
+from torch import nn
 
 from mmrpc.errors import LayoutError, UnsupportedTensorError
+from mmrpc.train import arguments
 from mmrpc.train.table import Spec, difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import nn
+OPTIMIZER_PREFIX: Final = "optim/"
+"""What the names of an optimizer's tensors start with; all others are the module's."""
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -49,17 +53,50 @@ def specs_of(module: nn.Module) -> dict[str, Spec]:
     """The kinds of a module's tensors, by name.
 
     Raises:
-        UnsupportedTensorError: If one of them cannot be mapped.
+        ConfigError: If it is no module.
+        UnsupportedTensorError: If one of its tensors cannot be mapped, or two of them share memory
+            without being one and the same: they would be apart afterwards.
     """
+    arguments.instance("module", module, nn.Module)
     tensors = tensors_of(module)
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            kind = tensor.device if tensor.layout is torch.strided else tensor.layout
-            raise UnsupportedTensorError(
-                f"{name!r} is a tensor of {kind}, and only dense ones on the CPU can be mapped",
-                hint="Give the server and its trainers a module on the CPU.",
-            )
+        _check_kind(name, tensor)
+    _check_apart(tensors)
     return {name: Spec.of(tensor) for name, tensor in tensors.items()}
+
+
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    if name.startswith(OPTIMIZER_PREFIX):
+        raise UnsupportedTensorError(
+            f"the module has a tensor {name!r}, and {OPTIMIZER_PREFIX!r} is how the names of an"
+            " optimizer's start",
+            hint="Give it another name.",
+        )
+    if nn.parameter.is_lazy(tensor):
+        raise UnsupportedTensorError(
+            f"{name!r} has no shape yet", hint="Run the module once on a batch before."
+        )
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+        odd = (str(tensor.layout), tensor.dtype)[tensor.is_quantized]
+        kind = odd if tensor.device.type == "cpu" else tensor.device
+        raise UnsupportedTensorError(
+            f"{name!r} is a tensor of {kind}, and only dense ones on the CPU can be mapped",
+            hint="Give the server and its trainers a module on the CPU.",
+        )
+
+
+def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
+        for name, tensor in tensors.items()
+        if tensor.nbytes and tensor.is_contiguous()
+    )
+    for (_, end, name), (start, _, other) in itertools.pairwise(spans):
+        if start < end:
+            raise UnsupportedTensorError(
+                f"{name!r} and {other!r} share memory and are not the same parameter",
+                hint="Tie them by giving both layers one parameter.",
+            )
 
 
 def check_same(expected: Mapping[str, Spec], found: Mapping[str, Spec], whose: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -280,11 +281,14 @@ class Coordinator:
 
     def _gather(self, members: list[Member]) -> list[Member]:
         """Adds up gradients; gives the members whose memory was whole all the time."""
+        if self._mean.count:  # those of before are used, and must not be lost by one that is torn
+            copies = [(m, g.copied()) for m in members if m.is_whole and (g := m.gradient())]
+            copies = [(member, copy) for member, copy in copies if member.is_whole]
+            self._mean.add(copy for _, copy in copies)
+            return [member for member, _ in copies]
         whole = [member for member in members if member.is_whole]
         while True:
-            for member in whole:
-                if member.push is not None:
-                    self._mean.add(member.gradients(), member.push.rows, member.push.weight)
+            self._mean.add(g for member in whole if (g := member.gradient()))
             still_whole = [member for member in whole if member.is_whole]
             if len(still_whole) == len(whole):
                 return whole
@@ -313,7 +317,8 @@ class Coordinator:
             mean += _SMOOTHING * (staleness - mean)
             dropped += member not in used
             if member.push.loss is not None:
-                before = member.push.loss if loss is None else loss
+                # One that is not finite shows, and is forgotten with the next.
+                before = loss if loss is not None and math.isfinite(loss) else member.push.loss
                 loss = before + _SMOOTHING * (member.push.loss - before)
             member.settle(is_used=member in used, staleness=staleness, error=error)
         self._progress = replace(told, loss=loss, staleness=mean, dropped=dropped)
@@ -341,7 +346,7 @@ class Coordinator:
         )
 
     def _publish(self) -> Version:
-        version = self._versions.publish(self._state.step_number, self._state.arena, {})
+        version = self._versions.publish(self._state.step_number, self._state.arena)
         published = (m for m in self._members.values() if m.link.parameters == "published")
         self._versions.retire({number for member in published for number in member.in_use})
         return version

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from mmrpc.core.creation import absolute_path
-from mmrpc.errors import PathNotFoundError, PathNotWritableError
+from mmrpc.errors import PathError, PathNotFoundError
 from mmrpc.paths.visibility import until_visible
-from mmrpc.train import leases
-from mmrpc.train.versions import Version, announced
+from mmrpc.train import arguments, attach, leases
+from mmrpc.train.versions import LEASES, Announced, Version, announced
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
 _log = logging.getLogger("mmrpc.train")
-_RENEW_S = 30.0
+_RENEW_S: Final = 30.0
+_LONGEST_SLEEP_S: Final = 60.0
 
 
 class Follower:
@@ -34,16 +35,24 @@ class Follower:
         directory: str | os.PathLike[str],
         module: nn.Module | None,
         *,
+        verify: bool,
+        pre_read: Callable[[str], object] | None,
         poll_s: float,
         visibility_timeout_s: float,
     ) -> None:
         self.current: Version | None = None
+        if module is not None:
+            attach.specs_of(module)
+        arguments.one_of("verify", verify, (True, False))
         self._directory = absolute_path(directory)
         self._module = module
-        self._poll_s, self._visibility_timeout_s = poll_s, visibility_timeout_s
+        self._verify, self._pre_read = verify, pre_read
+        self._poll_s = arguments.seconds("poll_s", poll_s)
+        self._visibility_timeout_s = arguments.seconds("visibility_timeout_s", visibility_timeout_s)
         self._lease: leases.Reader | None = None
         self._may_claim = True
-        self._held_s = 0.0
+        self._held_number, self._held_s = -1, 0.0
+        self._taken: tuple[int, tuple[int, int] | None] = -1, None
 
     def update(self) -> bool:
         """Takes the newest complete version, if it is another than the present one.
@@ -55,22 +64,23 @@ class Follower:
             Whether there was a newer one.
 
         Raises:
-            PathError: If it cannot be read.
+            PathError: If it cannot be read, or has other bytes than were published.
             LayoutError: If it is no version, or of another module.
         """
         while True:
             found = self._announced()
-            if found is None or (self.current is not None and found[0] == self.current.number):
+            if found is None or (self.current is not None and self._has(found)):
                 self._renew()
                 return False
             try:
-                version = self._open(*found)
-            except PathNotFoundError:
-                if self._announced() == found:
-                    raise
-                continue  # it was replaced and deleted meanwhile: there is a newer one
-            if self._module is not None:
-                version.load_into(self._module)
+                version = self._open(found)
+                if self._module is not None:
+                    version.load_into(self._module)
+            except BaseException as error:
+                if isinstance(error, PathNotFoundError) and self._announced() != found:
+                    continue  # it was replaced and deleted meanwhile: there is a newer one
+                self._renew()
+                raise
             self.current = version
             return True
 
@@ -81,14 +91,17 @@ class Follower:
             The version, or None if there was none in time.
 
         Raises:
-            PathError: If it cannot be read.
+            PathError: If it cannot be read, or has other bytes than were published.
             LayoutError: If it is no version, or of another module.
         """
+        if timeout_s is not None:
+            arguments.seconds("timeout_s", timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.update():
-            if deadline is not None and time.monotonic() > deadline:
+            left_s = _LONGEST_SLEEP_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
                 return None
-            time.sleep(self._poll_s)
+            time.sleep(min(self._poll_s, left_s, _LONGEST_SLEEP_S))
         return self.current
 
     def __iter__(self) -> Iterator[Version]:
@@ -110,28 +123,31 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _announced(self) -> tuple[int, str] | None:
+    def _announced(self) -> Announced | None:
         try:
             return announced(self._directory)
         except PathNotFoundError:
             return None  # the publisher has not made it yet
 
-    def _open(self, number: int, path: str) -> Version:
-        self._hold(number)
-        relative = path.removeprefix(self._directory).lstrip("/")
-        seen = self._announced()
+    def _has(self, found: Announced) -> bool:
+        """Whether it has that version, and no other was put under its name in a new training."""
+        return found.number == self._taken[0] and _stamp(found.path) in (None, self._taken[1])
 
-        def find() -> Version:
-            return Version.open(path)
-
+    def _open(self, found: Announced) -> Version:
+        self._hold(found.number)
+        if self._pre_read is not None:
+            self._pre_read(found.path)
         # On NFS a new name may be hidden for a while; one that was overtaken is gone for good.
-        still_newest = seen is not None and seen[0] == number
-        return until_visible(
-            find,
+        is_newest = self._announced() == found
+        stamp = _stamp(found.path)
+        version = until_visible(
+            lambda: found.open(verify=self._verify),
             root=self._directory,
-            relative=relative,
-            timeout_s=self._visibility_timeout_s if still_newest else 0.0,
+            relative=os.path.basename(found.path),
+            timeout_s=self._visibility_timeout_s if is_newest else 0.0,
         )
+        self._taken = found.number, stamp or _stamp(found.path)
+        return version
 
     def _hold(self, number: int) -> None:
         """Claims a version; where that cannot be written, only the publisher's `keep` protects."""
@@ -139,22 +155,36 @@ class Follower:
             return
         try:
             if self._lease is None:
-                self._lease = leases.Reader(f"{self._directory}/leases")
+                self._lease = leases.Reader(os.path.join(self._directory, LEASES))
             self._lease.hold(number)
-            self._held_s = time.monotonic()
-        except PathNotWritableError as error:
+            self._held_number, self._held_s = number, time.monotonic()
+        except PathError as error:
             self._may_claim = False
             _log.warning("following without a claim: a version can be deleted in use: %s", error)
 
     def _renew(self) -> None:
-        if self.current is not None and time.monotonic() - self._held_s > _RENEW_S:
+        if self.current is None:
+            return
+        is_other = self._held_number != self.current.number
+        if is_other or time.monotonic() - self._held_s > _RENEW_S:
             self._hold(self.current.number)
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What tells a file from one that got its name later; None if it cannot be seen."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def follow(
     directory: str | os.PathLike[str],
     module: nn.Module | None = None,
     *,
+    verify: bool = False,
+    pre_read: Callable[[str], object] | None = None,
     poll_s: float = 0.01,
     visibility_timeout_s: float = 60.0,
 ) -> Follower:
@@ -166,11 +196,26 @@ def follow(
     Args:
         directory: The publisher's, as this node sees it. It need not exist yet.
         module: A module whose weights become those of each version that is taken.
+        verify: Whether to prove, by reading it all, that a version has the bytes that were
+            published. The publisher has to be made with ``digest=True``.
+        pre_read: Called with the path of a version before it is opened, for file systems that
+            need it until they see a new file.
         poll_s: Seconds between looks while waiting.
         visibility_timeout_s: Seconds that a network file system may hide a version that has
             been announced.
 
     Returns:
         The follower; `Follower.update` takes the newest version, `Follower.wait` waits for it.
+
+    Raises:
+        ConfigError: If an argument cannot be.
+        UnsupportedTensorError: If the module has tensors that cannot be mapped.
     """
-    return Follower(directory, module, poll_s=poll_s, visibility_timeout_s=visibility_timeout_s)
+    return Follower(
+        directory,
+        module,
+        verify=verify,
+        pre_read=pre_read,
+        poll_s=poll_s,
+        visibility_timeout_s=visibility_timeout_s,
+    )

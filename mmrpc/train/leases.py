@@ -13,14 +13,18 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from mmrpc.core import files
 from mmrpc.core.system import host
+from mmrpc.core.trees import directory as treedir
+from mmrpc.errors import MmrpcError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_SUFFIX: Final = ".json"
+_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,84 +43,102 @@ class Lease:
     pid: int
     started: int
 
+    @classmethod
+    def parse(cls, data: bytes) -> Lease:
+        """Reads one.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        fields: Any = json.loads(data)
+        kinds = {"version": int, "host": str, "pid": int, "started": int}
+        if not isinstance(fields, dict) or {k: type(v) for k, v in fields.items()} != kinds:
+            raise ValueError("it is no lease")
+        return cls(**fields)
+
 
 class Reader:
     """The lease of one reader; it is a file, replaced at each version.
+
+    A process that was forked has a lease of its own, and leaves its parent's alone.
 
     Args:
         directory: Where the leases are; made if missing.
 
     Raises:
-        PathNotWritableError: If it cannot be made.
+        PathError: If it cannot be made.
     """
 
     def __init__(self, directory: str) -> None:
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory)
-        except OSError as error:
-            raise files.path_error(error, directory, writing=True) from None
-        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.json"
-        self._path = os.path.join(directory, name)
+        treedir.make_directory(directory)
+        self._directory = directory
+        self._pid = 0
+        self._path = ""
 
     def hold(self, version: int) -> None:
-        """Claims a version in place of the one before."""
-        lease = Lease(version, host.memory_host_id(), os.getpid(), host.own_start_time())
-        write_text(self._path, json.dumps(asdict(lease)), durable=False)
+        """Claims a version in place of the one before.
+
+        Raises:
+            PathError: If that cannot be written.
+        """
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            name = f"{socket.gethostname()}-{self._pid}-{secrets.token_hex(4)}{_SUFFIX}"
+            self._path = os.path.join(self._directory, name)
+        lease = Lease(version, host.memory_host_id(), self._pid, host.own_start_time())
+        treedir.write_small(self._path, json.dumps(asdict(lease)).encode())
 
     def release(self) -> None:
         """Gives up the claim."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        if self._pid == os.getpid():
+            with contextlib.suppress(OSError):  # then it ends with this process
+                os.unlink(self._path)
 
 
-def held(directory: str, ttl_s: float) -> dict[str, int]:
-    """Which version each reader holds; leases of those that are gone are removed.
+@dataclass
+class Leases:
+    """The leases in a directory, as the writer of the versions sees them.
 
-    Args:
-        directory: Where the leases are.
+    Attributes:
+        directory: Where they are.
         ttl_s: Seconds after which the lease of a reader on another host counts no more, unless
-            the reader has renewed it.
+            the reader has renewed it; counted here, since clocks differ and jump.
     """
-    return {name: lease.version for name, lease in _living(directory, ttl_s)}
 
+    directory: str
+    ttl_s: float
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
-def _living(directory: str, ttl_s: float) -> Iterator[tuple[str, Lease]]:
-    try:
-        names = sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return
-    for name in names:
-        path = os.path.join(directory, name)
-        if not name.endswith(".json"):
-            continue
+    def held(self) -> dict[str, int]:
+        """Which version each reader holds; leases of those that are gone are removed."""
+        return {name: lease.version for name, lease in self._living()}
+
+    def _living(self) -> Iterator[tuple[str, Lease]]:
         try:
-            with open(path, encoding="utf-8") as file:
-                lease = Lease(**json.load(file))
-                age_s = time.time() - os.fstat(file.fileno()).st_mtime
-        except (OSError, ValueError, TypeError):  # released just now, or no lease
-            continue
-        if _is_over(lease, age_s, ttl_s):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        else:
-            yield name.removesuffix(".json"), lease
+            names = sorted(os.listdir(self.directory))
+        except OSError:
+            names = []
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        for name in names:
+            if not name.endswith(_SUFFIX):
+                continue
+            path = os.path.join(self.directory, name)
+            try:
+                lease = Lease.parse(treedir.read_small(path, _MAX_BYTES))
+                written_ns = os.stat(path).st_mtime_ns
+            except (OSError, MmrpcError, ValueError, RecursionError):
+                continue  # released just now, or no lease
+            if self._is_over(name, lease, written_ns):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            else:
+                yield name.removesuffix(_SUFFIX), lease
 
-
-def _is_over(lease: Lease, age_s: float, ttl_s: float) -> bool:
-    if lease.host == host.memory_host_id():
-        return not host.is_alive(lease.pid, lease.started)
-    return age_s > ttl_s
-
-
-def write_text(path: str, text: str, *, durable: bool) -> None:
-    """Gives a file a new text at once: readers see the old one or the new one.
-
-    Raises:
-        NoSpaceError: If there is too little space; the old text stays.
-        PathError: If it cannot be written.
-    """
-    data = text.encode()
-    with files.new_file(path, replace=True) as file:
-        files.write(file.fd, [memoryview(data)], len(data), path)
-        file.publish(durable=durable)
+    def _is_over(self, name: str, lease: Lease, written_ns: int) -> bool:
+        if lease.host == host.memory_host_id():
+            return not host.is_alive(lease.pid, lease.started)
+        now_s = time.monotonic()
+        seen = self._seen.get(name)
+        if seen is None or seen[0] != written_ns:
+            seen = self._seen[name] = written_ns, now_s
+        return now_s - seen[1] > self.ttl_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmrpc.core.system import host
+from mmrpc.train.gradients import Gradient
 from mmrpc.train.messages import Consistency, Join, Link, Push
 
 if TYPE_CHECKING:
@@ -50,12 +51,13 @@ class Member:
         push = self.push
         return push is not None and (self.slot is None or self.slot.holds(push.sequence))
 
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """The dense gradients that it has given, by parameter."""
+    def gradient(self) -> Gradient | None:
+        """What it has given, where it is; None if nothing waits to be used."""
         if self.push is None:
-            return {}
+            return None
         found = self.push.dense if self.slot is None else self.slot.gradients
-        return {n: g for n, g in (found or {}).items() if n not in self.push.untouched}
+        dense = {n: g for n, g in (found or {}).items() if n not in self.push.untouched}
+        return Gradient(dense, self.push.rows, self.push.weight)
 
     def buffers(self) -> Mapping[str, torch.Tensor]:
         """Its module's buffers."""

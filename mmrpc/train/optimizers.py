@@ -7,14 +7,15 @@ found by stepping a copy of it once on parameters of zeros.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
-from mmrpc.errors import UnsupportedTensorError
+from mmrpc.errors import ConfigError, LayoutError, MmrpcError, UnsupportedTensorError
+from mmrpc.train import arguments
+from mmrpc.train.attach import OPTIMIZER_PREFIX
 from mmrpc.train.table import Spec
-from mmrpc.train.versions import OPTIMIZER_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,14 +42,26 @@ def build(
         parameters: All that require gradients, by name.
 
     Raises:
-        ValueError: If it was made for others.
+        ConfigError: If it is no optimizer and makes none, or was made for others.
+        UnsupportedTensorError: If there are no parameters that require gradients.
     """
+    if not parameters:
+        raise UnsupportedTensorError(
+            "the module has no parameters that require gradients: there is nothing to train"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
+        if not callable(optimizer):
+            raise ConfigError(
+                f"it must make an optimizer of parameters, and is a {type(optimizer).__name__}",
+                key="optimizer",
+                hint="Pass torch.optim.SGD, say, or a function that makes one.",
+            )
         optimizer = optimizer(list(parameters.values()))
+        arguments.instance("what optimizer makes", optimizer, torch.optim.Optimizer)
     known = {id(p) for p in parameters.values()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError(
-            "the optimizer has parameters that are not the module's, or need no gradients"
+        raise ConfigError(
+            "it has parameters that are not the module's, or need no gradients", key="optimizer"
         )
     return optimizer
 
@@ -72,21 +85,22 @@ def probe(
         UnsupportedTensorError: If it needs a closure, or keeps what is no tensor or number.
     """
     stand_ins = {name: nn.Parameter(torch.zeros_like(p)) for name, p in parameters.items()}
-    memo = {id(p): stand_ins[name] for name, p in parameters.items()}
-    trial: torch.optim.Optimizer = copy.deepcopy(optimizer, memo)
     for name, p in stand_ins.items():
         p.grad = _no_rows(p) if name in sparse else torch.zeros_like(p)
     kind = type(optimizer).__name__
     try:
+        trial = _copy(optimizer, {id(p): stand_ins[name] for name, p in parameters.items()})
         trial.step()
-    except TypeError as error:
+    except Exception as error:
         raise UnsupportedTensorError(
-            f"{kind}.step() cannot be called by the server alone: {error}",
-            hint="An optimizer that evaluates the model by itself, such as LBFGS, cannot be used.",
-        ) from None
+            f"{kind} cannot make a step on the server: {error}",
+            hint="One that evaluates the model by itself, such as LBFGS, cannot be used.",
+        ) from error
     specs = {_PRESENT: Spec(torch.uint8, (len(parameters),))}
     for name, p in stand_ins.items():
         for key, value in trial.state.get(p, {}).items():
+            if not isinstance(key, str) or "/" in key or "#" in key:
+                raise UnsupportedTensorError(f"{kind} keeps something under the name {key!r}")
             if isinstance(value, torch.Tensor):
                 specs[_entry(name, key)] = Spec.of(value)
             elif type(value) in _NUMBERS:
@@ -98,6 +112,19 @@ def probe(
                     hint="Only an optimizer whose state is tensors and numbers can be mapped.",
                 )
     return specs
+
+
+def _copy(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
+    """A copy with other parameters, and without the hooks: they are for real steps."""
+    attributes = {
+        key: value
+        for key, value in vars(optimizer).items()
+        # A learning-rate scheduler puts a step of its own over that of the class.
+        if key != "step" and not key.endswith("_hooks")
+    }
+    found: torch.optim.Optimizer = copy.copy(optimizer)
+    vars(found).update(copy.deepcopy(attributes, memo))
+    return found
 
 
 def adopt(
@@ -134,31 +161,66 @@ def restore(
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """Makes an optimizer's state views of an arena that has one."""
+    entries: dict[str, list[tuple[str, str]]] = {name: [] for name in parameters}
+    for entry in tensors:
+        name, slash, key = entry.removeprefix(OPTIMIZER_PREFIX).rpartition("/")
+        if slash and entry.startswith(OPTIMIZER_PREFIX):
+            entries[name].append((key, entry))
     for number, (name, p) in enumerate(parameters.items()):
         optimizer.state.pop(p, None)
         if not tensors[_PRESENT][number]:
             continue
-        start = _entry(name, "")
         state = optimizer.state[p]
-        for entry, tensor in tensors.items():
-            if not entry.startswith(start):
-                continue
-            key, mark, kind = entry.removeprefix(start).partition("#")
-            state[key] = _KINDS[mark + kind](tensor.item()) if mark else tensor
+        for key, entry in entries[name]:
+            key, mark, kind = key.partition("#")
+            state[key] = _KINDS[mark + kind](tensors[entry].item()) if mark else tensors[entry]
+
+
+def check_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
+    state: Any,
+) -> None:
+    """Refuses the state dict of another optimizer, changing nothing.
+
+    Raises:
+        LayoutError: Saying what does not fit.
+    """
+    stand_ins = {name: nn.Parameter(torch.empty_like(p)) for name, p in parameters.items()}
+    try:
+        trial = _copy(optimizer, {id(p): stand_ins[name] for name, p in parameters.items()})
+        trial.load_state_dict(state)
+        for name, p in stand_ins.items():
+            for key, value in trial.state.get(p, {}).items():
+                if isinstance(value, torch.Tensor):
+                    _moved(value, tensors, _entry(name, key), only_check=True)
+                elif type(value) in _NUMBERS:
+                    _known(tensors, _entry(name, key) + _NUMBERS[type(value)][0])
+    except Exception as error:
+        reason = error.reason if isinstance(error, MmrpcError) else str(error)
+        raise LayoutError(f"the optimizer's state dict does not fit: {reason}") from None
 
 
 def _entry(name: str, key: str) -> str:
     return f"{OPTIMIZER_PREFIX}{name}/{key}"
 
 
-def _moved(value: torch.Tensor, tensors: Mapping[str, torch.Tensor], entry: str) -> torch.Tensor:
+def _moved(
+    value: torch.Tensor,
+    tensors: Mapping[str, torch.Tensor],
+    entry: str,
+    *,
+    only_check: bool = False,
+) -> torch.Tensor:
     place = _known(tensors, entry)
     if value.data_ptr() != place.data_ptr():
         if Spec.of(value) != Spec.of(place):
             raise UnsupportedTensorError(
                 f"the optimizer made {entry!r} a {Spec.of(value)}, and it was a {Spec.of(place)}"
             )
-        place.copy_(value)
+        if not only_check:
+            place.copy_(value)
     return place
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from mmrpc.errors import LayoutError
-from mmrpc.train import attach
+from mmrpc.errors import LayoutError, MmrpcError
+from mmrpc.train import arguments, attach, locking
 from mmrpc.train.arena import Arena
 from mmrpc.train.versions import Version, Versions
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -27,17 +28,25 @@ class Publisher:
 
     Args:
         module: The module, on the CPU; it is only read.
-        directory: Where the versions are; made if missing. One publisher may write to it.
+        directory: Where the versions are; made if missing. One publisher may write to it, until
+            it is closed or its process ends.
         keep: How many of the newest versions stay, whoever follows.
         durable: Whether a version is on the device before it is announced. Followers on other
             hosts need it.
+        digest: Whether versions have the SHA-256 of their bytes, with which followers can prove
+            that they have them. It takes about 0.6 s for each GB.
+        post_write: Called with the path of each version before it is announced, for file systems
+            that need more than a flush until others see a file.
         lease_ttl_s: Seconds that a follower on another host, which cannot be seen to be alive,
             holds a version without looking for a newer one.
 
     Raises:
+        ConfigError: If an argument cannot be.
         UnsupportedTensorError: If the module has tensors that cannot be mapped.
         LayoutError: If the directory has versions of another module.
+        PathExistsError: If another publisher or a server writes there.
         PathError: If the directory cannot be used.
+        NoSpaceError: If there is too little memory for a copy of the weights.
     """
 
     def __init__(
@@ -47,18 +56,28 @@ class Publisher:
         *,
         keep: int = 3,
         durable: bool = True,
+        digest: bool = False,
+        post_write: Callable[[str], object] | None = None,
         lease_ttl_s: float = 300.0,
     ) -> None:
+        self._specs = attach.specs_of(module)
         self.module = module
-        self._versions = Versions(directory, keep=keep, durable=durable, lease_ttl_s=lease_ttl_s)
+        self._post_write = post_write
+        self._versions = Versions(
+            directory, keep=keep, durable=durable, digest=digest, lease_ttl_s=lease_ttl_s
+        )
         self.directory = self._versions.directory
-        specs = attach.specs_of(module)
-        newest = self._versions.newest()
-        if newest is not None:
-            found = newest.arena.table.specs()
-            attach.check_same(specs, found, f"the version in {newest.filename!r}")
-        self.version = newest.number if newest is not None else None
-        self._arena = Arena.create(specs, filename=None)
+        self._lock = locking.lock(self.directory)
+        try:
+            newest = self._versions.newest()
+            if newest is not None:
+                found = newest.arena.table.specs()
+                attach.check_same(self._specs, found, f"the version in {newest.filename!r}")
+            self.version = newest.number if newest is not None else None
+            self._arena = Arena.create(self._specs, filename=None)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def publish(self, version: int | None = None) -> Version:
         """Publishes the present weights.
@@ -70,15 +89,20 @@ class Publisher:
             The version; sent by RPC it is a reference of a few hundred bytes.
 
         Raises:
-            LayoutError: If the number does not grow.
+            LayoutError: If the number does not grow, or the module has got other tensors.
             NoSpaceError: If there is too little space; followers keep the version before.
+            MmrpcError: If the publisher was closed.
         """
+        if not self._lock.is_locked:
+            raise MmrpcError("the publisher was closed, or is of another process")
         number = self._next() if version is None else version
+        self._versions.path(number)  # it checks the number
         if self.version is not None and number <= self.version:
             raise LayoutError(f"version {number} does not come after version {self.version}")
+        attach.check_same(self._specs, attach.specs_of(self.module), "the module now")
         for name, tensor in attach.tensors_of(self.module).items():
             self._arena.tensors[name].copy_(tensor.detach())
-        published = self._versions.publish(number, self._arena, {})
+        published = self._versions.publish(number, self._arena, post_write=self._post_write)
         self.version = number
         self._versions.retire()
         return published
@@ -92,7 +116,13 @@ class Publisher:
 
         Returns:
             Whether they had it in time.
+
+        Raises:
+            ConfigError: If an argument cannot be.
         """
+        arguments.whole_number("count", count, 0)
+        if timeout_s is not None:
+            arguments.seconds("timeout_s", timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             newest = -1 if self.version is None else self.version
@@ -101,6 +131,16 @@ class Publisher:
             if deadline is not None and time.monotonic() > deadline:
                 return False
             time.sleep(_LOOK_AGAIN_S)
+
+    def close(self) -> None:
+        """Lets another publisher write to the directory; followers keep what there is."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _next(self) -> int:
         return 0 if self.version is None else self.version + 1

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-from mmrpc.errors import MmrpcError, PathExistsError
+from mmrpc.errors import MmrpcError
 
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
-    from mmrpc.train.coordinator import Coordinator
-
-_served: dict[str, Coordinator] = {}
+_METHODS: Final = ("join", "push", "pull", "leave")  # of a Coordinator
+_served: dict[str, object] = {}
 _changed = threading.Condition()
 
 
-def serve(name: str, server: Coordinator) -> None:
+def check_free(name: str) -> None:
+    """Refuses a name that is in use.
+
+    Raises:
+        MmrpcError: If this worker has a server of that name.
+    """
+    if name in _served:
+        raise MmrpcError(
+            f"this worker has a parameter server {name!r} already",
+            hint="Close it first, or give this one another name.",
+        )
+
+
+def serve(name: str, server: object) -> None:
     """Lets trainers find a server.
 
     Raises:
         MmrpcError: If this worker has one of that name.
     """
     with _changed:
-        if name in _served:
-            raise MmrpcError(
-                f"this worker has a parameter server {name!r} already",
-                hint="Close it first, or give this one another name.",
-            )
+        check_free(name)
         _served[name] = server
         _changed.notify_all()
 
 
-def withdraw(name: str, server: Coordinator) -> None:
+def withdraw(name: str, server: object) -> None:
     """Lets nobody find a server any more."""
     with _changed:
         if _served.get(name) is server:
@@ -52,6 +56,8 @@ def call(name: str, method: str, arguments: tuple[Any, ...], wait_s: float = 0.0
     Raises:
         MmrpcError: If there is none.
     """
+    if method not in _METHODS:
+        raise MmrpcError(f"a parameter server has no method {method!r} for trainers")
     with _changed:
         if not _changed.wait_for(lambda: name in _served, wait_s):
             raise MmrpcError(
@@ -63,24 +69,3 @@ def call(name: str, method: str, arguments: tuple[Any, ...], wait_s: float = 0.0
 
 
 call.describe_call = lambda args: f"ParameterServer.{args[1]}"  # type: ignore[attr-defined]
-
-
-def lock(directory: str) -> BaseFileLock:
-    """Takes the directory of a server for this process, until the lock is released or it ends.
-
-    Raises:
-        PathExistsError: If a server of another process has it.
-    """
-    from filelock import FileLock, Timeout
-
-    path = os.path.join(directory, "server.lock")
-    held = FileLock(path, timeout=0)
-    try:
-        held.acquire()
-    except Timeout:
-        raise PathExistsError(
-            "another parameter server uses it",
-            path=directory,
-            hint="End that one, or choose another directory.",
-        ) from None
-    return held

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmrpc.errors import ConfigError
+from mmrpc.train import arguments
+
 Update = Literal["sync", "async"]
 
 
@@ -25,7 +28,7 @@ class Policy:
             no limit. In sync with a quorum it defaults to 0: who comes too late is dropped.
 
     Raises:
-        ValueError: If the values do not go together.
+        ConfigError: If a value cannot be, or the values do not go together.
     """
 
     update: Update = "sync"
@@ -35,18 +38,28 @@ class Policy:
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        if self.update not in ("sync", "async"):
-            raise ValueError(f'update must be "sync" or "async", not {self.update!r}')
-        if self.trainers < 1 or self.accumulate < 1:
-            raise ValueError("trainers and accumulate must be at least 1")
-        if self.quorum is not None and not 1 <= self.quorum <= self.trainers:
-            raise ValueError(
-                f"quorum must be between 1 and the {self.trainers} trainers, not {self.quorum}"
-            )
-        if self.update == "async" and self.quorum is not None:
-            raise ValueError("quorum is for sync: in async, say how many pushes to accumulate")
+        arguments.one_of("update", self.update, ("sync", "async"))
+        arguments.whole_number("trainers", self.trainers, 1)
+        arguments.whole_number("accumulate", self.accumulate, 1)
+        if self.max_staleness is not None:
+            arguments.whole_number("max_staleness", self.max_staleness, 0)
+        if self.quorum is not None:
+            arguments.whole_number("quorum", self.quorum, 1)
+            if self.quorum > self.trainers:
+                raise ConfigError(
+                    f"{self.quorum} are more than the trainers, which are {self.trainers}",
+                    key="quorum",
+                )
+            if self.update == "async":
+                raise ConfigError(
+                    "it is for sync", key="quorum", hint="In async, say how many to accumulate."
+                )
         if self.update == "sync" and self.accumulate != 1:
-            raise ValueError("accumulate is for async: in sync, call backward more than once")
+            raise ConfigError(
+                "it is for async",
+                key="accumulate",
+                hint="In sync, call backward more than once before a step.",
+            )
 
     @property
     def staleness_limit(self) -> int | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
-from mmrpc.core.creation import absolute_path
-from mmrpc.train import registry
+from mmrpc.train import arguments, attach, locking, registry
 from mmrpc.train.coordinator import Coordinator, Progress
 from mmrpc.train.rounds import Policy, Update
 from mmrpc.train.state import TrainingState
@@ -55,11 +54,14 @@ class ParameterServer:
         name: Name under which trainers find it on this worker.
 
     Raises:
-        PathExistsError: If `resume` is false and the directory has a state.
+        ConfigError: If an argument cannot be, or the arguments do not go together.
+        PathExistsError: If `resume` is false and the directory has a state, or another server or
+            publisher writes there.
+        PathError: If the directory cannot be used.
         LayoutError: If the state there is of another module or optimizer.
         UnsupportedTensorError: If module or optimizer have what cannot be mapped.
         NoSpaceError: If there is too little space.
-        ValueError: If the arguments do not go together.
+        MmrpcError: If this worker has a server of that name.
     """
 
     def __init__(
@@ -81,15 +83,18 @@ class ParameterServer:
         resume: bool = True,
         name: str = "parameters",
     ) -> None:
-        if consistency not in ("live", "published"):
-            raise ValueError(f'consistency must be "live" or "published", not {consistency!r}')
-        if snapshot_every < 1:
-            raise ValueError(f"snapshot_every must be at least 1, not {snapshot_every}")
-        self.name = name
-        self.directory = absolute_path(directory)
+        arguments.one_of("consistency", consistency, ("live", "published"))
+        arguments.whole_number("snapshot_every", snapshot_every, 1)
+        arguments.one_of("resume", resume, (True, False))
+        if max_grad_norm is not None:
+            max_grad_norm = arguments.positive("max_grad_norm", max_grad_norm)
         policy = Policy(update, trainers, quorum, accumulate, max_staleness)
-        versions = Versions(self.directory, keep=keep, durable=durable)
-        self._lock = registry.lock(self.directory)
+        attach.specs_of(module)
+        self.name = arguments.text("name", name)
+        registry.check_free(name)
+        versions = Versions(directory, keep=keep, durable=durable)
+        self.directory = versions.directory
+        self._lock = locking.lock(self.directory)
         try:
             self._state = TrainingState(
                 module,
@@ -99,15 +104,20 @@ class ParameterServer:
                 resume=resume,
                 trust_live=consistency == "live",
             )
-            self._coordinator = Coordinator(
-                self._state,
-                policy,
-                consistency,
-                versions,
-                snapshot_every=snapshot_every,
-                max_grad_norm=max_grad_norm,
-            )
-            registry.serve(name, self._coordinator)
+            try:
+                self._coordinator = Coordinator(
+                    self._state,
+                    policy,
+                    consistency,
+                    versions,
+                    snapshot_every=snapshot_every,
+                    max_grad_norm=max_grad_norm,
+                )
+                registry.serve(name, self._coordinator)
+            except BaseException:
+                if self.resumed_from is None:
+                    self._state.discard()
+                raise
         except BaseException:
             self._lock.release()
             raise
@@ -173,7 +183,7 @@ class ParameterServer:
                 from a version. ``optimizer``: the optimizer's state dict, which may be missing.
 
         Raises:
-            LayoutError: If it is of another module; nothing is changed.
+            LayoutError: If it is of another module or optimizer; nothing is changed.
         """
         with self.paused():
             self._state.load_state_dict(state)
@@ -184,7 +194,12 @@ class ParameterServer:
 
         Returns:
             Whether that happened in time.
+
+        Raises:
+            ConfigError: If the time cannot be.
         """
+        if timeout_s is not None:
+            arguments.seconds("timeout_s", timeout_s)
         return self._coordinator.wait(timeout_s)
 
     def close(self) -> None:

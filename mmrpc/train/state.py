@@ -16,8 +16,8 @@ from mmrpc.core.system import host
 from mmrpc.errors import LayoutError, PathExistsError, PathNotFoundError
 from mmrpc.train import attach, optimizers
 from mmrpc.train.arena import Arena
+from mmrpc.train.attach import OPTIMIZER_PREFIX
 from mmrpc.train.table import Spec
-from mmrpc.train.versions import OPTIMIZER_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,13 +67,12 @@ class TrainingState:
         trust_live: bool,
     ) -> None:
         self.module = module
-        specs = attach.specs_of(module)
+        self._module_specs = attach.specs_of(module)
         self.parameters = attach.trained(module)
         self.sparse = attach.sparse_names(module)
         self.optimizer = optimizers.build(optimizer, self.parameters)
-        specs |= optimizers.probe(self.optimizer, self.parameters, self.sparse)
-        specs[_STEPS] = Spec(torch.int64, (2,))
-        self._module_specs = attach.specs_of(module)
+        kept = optimizers.probe(self.optimizer, self.parameters, self.sparse)
+        specs = {**self._module_specs, **kept, _STEPS: Spec(torch.int64, (2,))}
         path = os.path.join(directory, FILE_NAME)
         if not resume and (os.path.lexists(path) or versions.numbers()):
             raise PathExistsError(
@@ -91,7 +90,11 @@ class TrainingState:
             self.arena = Arena.create(
                 specs, filename=path, metadata={_HOST: host.host_id()}, existsok=True
             )
-            self._fill(newest)
+            try:
+                self._fill(newest)
+            except BaseException:
+                self.discard()
+                raise
         attach.point(module, self.arena.tensors)
         if self.resumed_from is not None:
             optimizers.restore(self.optimizer, self.parameters, self.arena.tensors)
@@ -110,6 +113,11 @@ class TrainingState:
             self.arena.tensors[name].copy_(tensor)
         self.arena.tensors[_STEPS].fill_(newest.number + 1)
         self.resumed_from = newest.number
+
+    def discard(self) -> None:
+        """Removes the live file of a training that could not begin; versions stay."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.arena.data.filename)
 
     def step(self, buffers: Mapping[str, torch.Tensor] | None = None) -> None:
         """Makes a step with the gradients that the parameters have.
@@ -165,17 +173,31 @@ class TrainingState:
                 there once. ``optimizer``: the optimizer's state dict, which may be missing.
 
         Raises:
-            LayoutError: If it is of another module; nothing is changed.
+            LayoutError: If it is of another module or optimizer; nothing is changed.
         """
-        values = {n: t for n, t in state["module"].items() if not n.startswith(OPTIMIZER_PREFIX)}
-        aliases = self.module.state_dict().keys() - self._module_specs.keys()  # of tied weights
-        found = {name: Spec.of(tensor) for name, tensor in values.items() if name not in aliases}
-        attach.check_same(self._module_specs, found, "the state dict")
+        values = self._values_of(state)
+        optimizer = _copied(state.get("optimizer"))
+        if optimizer is not None:
+            optimizers.check_state(self.optimizer, self.parameters, self.arena.tensors, optimizer)
         with self._changing():
             for name in self._module_specs:
                 self.arena.tensors[name].copy_(values[name])
-            if "optimizer" in state:
-                self.optimizer.load_state_dict(_copied(state["optimizer"]))
+            if optimizer is not None:
+                self.optimizer.load_state_dict(optimizer)
+
+    def _values_of(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        try:
+            given = dict(state["module"])
+            values = {n: t for n, t in given.items() if not n.startswith(OPTIMIZER_PREFIX)}
+            aliases = self.module.state_dict().keys() - self._module_specs.keys()  # of tied weights
+            found = {n: Spec.of(tensor) for n, tensor in values.items() if n not in aliases}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LayoutError(
+                f"it is no state of a training: {type(error).__name__}: {error}",
+                hint='Give a dict with the values by name under "module".',
+            ) from None
+        attach.check_same(self._module_specs, found, "the state dict")
+        return values
 
 
 def _open_whole(path: str, specs: Mapping[str, Spec]) -> Arena | None:

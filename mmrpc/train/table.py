@@ -98,7 +98,13 @@ class Table:
         for name, spec in sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize):
             if spec.dtype not in _NAMES:
                 raise UnsupportedTensorError(
-                    f"{name!r} is of {spec.dtype}, which safetensors files cannot hold"
+                    f"{name!r} is of {spec.dtype}, which safetensors files cannot hold",
+                    hint="Convert it to a dtype that they can.",
+                )
+            if name == _METADATA:
+                raise UnsupportedTensorError(
+                    f"safetensors files cannot hold a tensor of the name {name!r}",
+                    hint="Give it another name.",
                 )
             places[name] = Layout.contiguous(spec.dtype, spec.shape, offset)
             end = offset + places[name].span_bytes
@@ -137,7 +143,7 @@ class Table:
             layouts = {name: _read(entry, start) for name, entry in document.items()}
         except LayoutError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LayoutError(f"its header cannot be read: {error}") from None
         ends = (layout.offset_bytes + layout.span_bytes for layout in layouts.values())
         nbytes = max(ends, default=start)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 
 from mmrpc import rpc
 from mmrpc.core.system import host
-from mmrpc.errors import MmrpcError, PathError
-from mmrpc.train import attach, registry
+from mmrpc.errors import LayoutError, MmrpcError, PathError
+from mmrpc.train import arguments, attach, registry
 from mmrpc.train.arena import Arena
 from mmrpc.train.messages import Join, Joined, Link, Parameters, Push, Pushed
 from mmrpc.train.rows import RowMemory
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mmrpc.train")
 _UNSET: Final = -1.0
+_LONGEST_S: Final = 1e6  # of a call; torch counts in milliseconds
 _PATIENCE: Final = 0.8  # of the timeout: the server is to say that it is not there
 
 
@@ -50,6 +53,8 @@ class Trainer:
         join_timeout_s: Seconds to wait for the server to be made.
 
     Raises:
+        ConfigError: If an argument cannot be.
+        UnsupportedTensorError: If the module has tensors that cannot be mapped.
         LayoutError: If the module differs from the server's.
         MmrpcError: If there is no such server.
         RpcError: If the worker cannot be reached.
@@ -65,18 +70,27 @@ class Trainer:
         timeout_s: float | None = None,
         join_timeout_s: float = 60.0,
     ) -> None:
+        specs = attach.specs_of(module)
+        arguments.text("server", server)
+        arguments.text("name", name)
+        arguments.one_of("by_value", by_value, (True, False))
+        if timeout_s is not None:
+            timeout_s = _call_timeout("timeout_s", timeout_s)
+        join_timeout_s = _call_timeout("join_timeout_s", join_timeout_s)
         self.module = module
         self._server, self._name = server, name
         self._timeout_s = _UNSET if timeout_s is None else timeout_s
         self._worker: str = rpc.get_worker_info().name
+        self._pid = os.getpid()
         self._parameters = attach.trained(module)
         self._has_buffers = bool(attach.buffers_of(module))
+        self._is_closed = False
         self._version: int | None = None
         self._sequence = 0
         self._unanswered: Push | None = None
         self._touched: set[str] = set()
         self._rows: dict[str, RowMemory] = {}
-        joined = self._join(attach.specs_of(module), by_value, join_timeout_s)
+        joined = self._join(specs, by_value, join_timeout_s)
         self._incarnation = joined.incarnation
         self.link: Link = joined.link
         self._sparse = joined.sparse
@@ -86,6 +100,7 @@ class Trainer:
         self._own_buffers()
         self._hooks = [self._watch(name, p) for name, p in self._parameters.items()]
         self._begin()
+        _trainers.add(self)
 
     def _join(self, specs: dict[str, Any], by_value: bool, timeout_s: float) -> Joined:
         join = Join(self._worker, host.host_id(), host.memory_host_id(), specs, by_value)
@@ -118,13 +133,18 @@ class Trainer:
             What became of the gradients.
 
         Raises:
-            ValueError: If the weight is not positive.
+            ConfigError: If the loss is no number, or the weight not positive and finite.
+            LayoutError: If the module's parameters are no longer those that have joined.
+            MmrpcError: If the trainer or the server was closed, or another took its place.
             NoSpaceError: If the server could not publish the step that it made.
             RpcTimeoutError: If the step was not made in time.
             PeerLostError: If the server died.
         """
-        if not weight > 0:
-            raise ValueError(f"weight must be positive, not {weight}")
+        if loss is not None:
+            loss = arguments.number("loss", loss)
+        weight = arguments.positive("weight", weight)
+        self._check_open()
+        self._check_module()
         push = self._unanswered
         if push is None or self._touched:
             push = self._complete(loss, weight)
@@ -138,12 +158,22 @@ class Trainer:
         return answer
 
     def pull(self) -> int:
-        """Takes the newest parameters without giving gradients; gives their version."""
+        """Takes the newest parameters without giving gradients; gives their version.
+
+        Raises:
+            MmrpcError: As for `step`.
+        """
+        self._check_open()
         self._take(self._call("pull", self._worker, self._incarnation))
         return self.version
 
     def zero_grad(self) -> None:
-        """Forgets the gradients since the last step."""
+        """Forgets the gradients since the last step.
+
+        Raises:
+            MmrpcError: If the trainer was closed.
+        """
+        self._check_open()
         self._unanswered = None
         self._begin()
 
@@ -154,17 +184,48 @@ class Trainer:
 
     def close(self) -> None:
         """Leaves; the others do not wait for this trainer any more. The module keeps its values."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        if self._is_closed:
+            return
+        self._let_go()
         tensors = attach.tensors_of(self.module)
         attach.point(self.module, {name: t.detach().clone() for name, t in tensors.items()})
-        for p in self._parameters.values():
-            p.grad = None
         try:
             self._call("leave", self._worker, self._incarnation)
         except MmrpcError as error:  # there is nobody left to leave
             _log.warning("could not leave %s: %s", self._server, error)
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        _trainers.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+        self._detach_gradients()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            forked = self._pid != os.getpid()
+            raise MmrpcError(
+                "the trainer is of the process that forked this one"
+                if forked
+                else "the trainer was closed",
+                hint="Make a new Trainer, which joins again.",
+            )
+
+    def _check_module(self) -> None:
+        """Refuses a module whose parameters are others now: they would not be trained."""
+        now = attach.trained(self.module)
+        for name, p in self._parameters.items():
+            if now.get(name) is not p or p.data_ptr() != self._addresses[name]:
+                what = "is no longer the parameter, or not where it was"
+                break
+        else:
+            name = next(iter(now.keys() - self._parameters.keys()), "")
+            what = "has come, or requires gradients now"
+        if name:
+            raise LayoutError(
+                f"{name!r} {what}, since the module has joined",
+                hint="Change the module before, or close this trainer and make a new one.",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -267,6 +328,7 @@ class Trainer:
         if tensors is not None:
             buffers = self._buffers_now() if self._version is not None else {}
             attach.point(self.module, {n: t for n, t in tensors.items() if n not in buffers})
+            self._addresses = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._version = parameters.version
 
     def _buffers_now(self) -> dict[str, torch.Tensor]:
@@ -290,3 +352,22 @@ class Trainer:
             (self._name, method, arguments, wait_s),
             timeout=self._timeout_s if timeout_s is None else timeout_s,
         )
+
+
+def _call_timeout(name: str, value: float) -> float:
+    """What `rpc_sync` takes: 0 for no limit."""
+    found = arguments.seconds(name, value)
+    return found if found < _LONGEST_S else 0.0
+
+
+_trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    # Its backward would write into the gradients of the process that forked it. No torch function
+    # may run here: the threads that it would wait for are not there.
+    for trainer in list(_trainers):
+        trainer._let_go()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -42,7 +42,7 @@ def test_parameter_server() -> None:
 def test_weight_sync() -> None:
     """Both actors end with the last version."""
     printed = run_example("weight_sync.py", "60")
-    assert len(re.findall(r"actor \d: .* ends at version 59, ", printed)) == 2
+    assert len(re.findall(r"actor \d: .*? ends at version 59, ", printed)) == 2
 
 
 def test_sparse_embeddings() -> None:

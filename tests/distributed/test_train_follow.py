@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mmrpc.train import Publisher, Version, follow
+from mmrpc.errors import ConfigError, LayoutError, MmrpcError, PathExistsError, StaleReferenceError
+from mmrpc.train import Publisher, Version, follow, latest
 from tests.peers import Peer
 
 pytestmark = pytest.mark.timeout(120)
@@ -143,8 +146,130 @@ def test_a_publisher_goes_on_counting(tmp_path) -> None:
     with pytest.raises(ValueError, match="version 5 does not come after version 5"):
         again.publish(5)
     assert again.publish().number == 6
-    with pytest.raises(ValueError, match="the version in"):
+    with pytest.raises(PathExistsError, match="another parameter server or publisher"):
+        Publisher(module, tmp_path)
+    again.close()
+    with pytest.raises(MmrpcError, match="the publisher was closed"):
+        again.publish()
+    with pytest.raises(LayoutError, match="the version in"):
         Publisher(nn.Linear(3, 3), tmp_path)
+    with Publisher(module, tmp_path) as third:
+        assert third.publish().number == 7
+
+
+def test_what_a_publisher_refuses(tmp_path) -> None:
+    """Numbers and modules that cannot be are refused, and followers keep what they have."""
+    with Publisher(nn.Linear(2, 2), tmp_path) as publisher:
+        publisher.publish()
+        for number in (-1, True, 1.5, "2", 10**12):
+            with pytest.raises(ConfigError, match=r"^version: "):
+                publisher.publish(number)
+        publisher.module.extra = nn.Parameter(torch.ones(1))
+        with pytest.raises(LayoutError, match="the module now has 'extra' in addition"):
+            publisher.publish()
+        del publisher.module.extra
+        for count, timeout_s in ((-1, 0), (1, float("nan")), (1, -1)):
+            with pytest.raises(ConfigError):
+                publisher.wait_for_followers(count, timeout_s)
+        assert latest(tmp_path).number == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    {
+        "poll_s": [float("nan"), -1, None],
+        "visibility_timeout_s": [-1, "1"],
+        "verify": [1, None],
+        "module": ["x", nn.Linear],
+    }.items(),
+)
+def test_what_a_follower_refuses(tmp_path, name: str, values: list[Any]) -> None:
+    """An argument that cannot be is named; a time that is none is not waited for."""
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^{name}: "):
+            follow(tmp_path, **{name: value})
+    with follow(tmp_path) as follower, pytest.raises(ConfigError, match=r"^timeout_s: "):
+        follower.wait(float("nan"))
+
+
+def test_hooks_see_each_version_before_others_do(tmp_path) -> None:
+    """The publisher's comes before the announcement, the follower's before the file is read."""
+    seen: list[tuple[str, int | None]] = []
+
+    def written(path: str) -> None:
+        assert Version.open(path).number == len(seen) // 2
+        found = latest(tmp_path)
+        seen.append(("written", None if found is None else found.number))
+
+    def read(path: str) -> None:
+        seen.append(("read", Version.open(path).number))
+
+    with (
+        Publisher(nn.Linear(2, 2), tmp_path, post_write=written) as publisher,
+        follow(tmp_path, pre_read=read) as follower,
+    ):
+        for _ in range(2):
+            publisher.publish()
+            assert follower.update()
+    assert seen == [("written", None), ("read", 0), ("written", 0), ("read", 1)]
+
+
+def test_a_hook_that_fails_announces_nothing(tmp_path) -> None:
+    """What was written is not found by anybody, and the number is used again."""
+    problems = [OSError("the mirror is away")]
+
+    def mirror(_: str) -> None:
+        while problems:
+            raise problems.pop()
+
+    module = nn.Linear(2, 2)
+    with Publisher(module, tmp_path, post_write=mirror) as publisher:
+        with pytest.raises(OSError, match="mirror"):
+            publisher.publish()
+        assert latest(tmp_path) is None
+        with torch.no_grad():
+            module.weight.fill_(3)
+        assert publisher.publish().number == 0
+    assert latest(tmp_path).tensors["weight"].unique().tolist() == [3]
+
+
+def test_a_follower_that_verifies_takes_proven_bytes_only(tmp_path) -> None:
+    """A version that was changed on its way is refused, and the module keeps the one before."""
+    module, mine = nn.Linear(2, 2), nn.Linear(2, 2)
+    with (
+        Publisher(module, tmp_path, digest=True) as publisher,
+        follow(tmp_path, mine, verify=True) as follower,
+    ):
+        publisher.publish()
+        assert follower.update()
+        path = publisher.publish().filename
+        data = bytearray(Path(path).read_bytes())
+        data[-1] ^= 1
+        os.unlink(path)
+        Path(path).write_bytes(data)
+        with pytest.raises(StaleReferenceError, match="its bytes have sha256:"):
+            follower.update()
+        assert follower.current.number == 0
+        assert list(publisher.followers().values()) == [0]
+        assert torch.equal(mine.weight, module.weight)
+        publisher.publish()
+        assert follower.update()
+
+
+def test_a_directory_that_was_begun_anew_is_noticed(tmp_path) -> None:
+    """Another training's version is taken, also if its number is that of the one before."""
+    module = nn.Linear(2, 2)
+    directory = tmp_path / "v"
+    with follow(directory, nn.Linear(2, 2)) as follower:
+        for value in (1.0, 2.0):
+            with torch.no_grad():
+                module.weight.fill_(value)
+            with Publisher(module, directory) as publisher:
+                publisher.publish(4)
+            assert follower.update()
+            assert not follower.update()
+            assert follower.current.tensors["weight"].unique().tolist() == [value]
+            shutil.rmtree(directory)
 
 
 def test_following_may_begin_first(tmp_path) -> None:

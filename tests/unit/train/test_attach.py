@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrpc.errors import LayoutError, MmrpcError, PathExistsError
+from mmrpc.errors import ConfigError, LayoutError, MmrpcError, UnsupportedTensorError
 from mmrpc.train import attach, registry
 
 
@@ -82,7 +82,7 @@ def test_differences_are_named() -> None:
 class Fake:
     """Stands for a coordinator."""
 
-    def double(self, x: int) -> int:
+    def pull(self, x: int) -> int:
         return 2 * x
 
 
@@ -91,21 +91,77 @@ def test_calls_find_their_server() -> None:
     server = Fake()
     registry.serve("here", server)
     try:
-        assert registry.call("here", "double", (4,)) == 8
+        assert registry.call("here", "pull", (4,)) == 8
         with pytest.raises(MmrpcError, match="has a parameter server 'here' already"):
             registry.serve("here", Fake())
         registry.withdraw("here", Fake())
-        assert registry.call("here", "double", (5,)) == 10
+        assert registry.call("here", "pull", (5,)) == 10
     finally:
         registry.withdraw("here", server)
     with pytest.raises(MmrpcError, match="no parameter server 'here'"):
-        registry.call("here", "double", (4,))
+        registry.call("here", "pull", (4,))
 
 
-def test_a_directory_has_one_server(tmp_path) -> None:
-    """A second one would change what the first one holds."""
-    held = registry.lock(str(tmp_path))
-    with pytest.raises(PathExistsError, match="another parameter server uses it"):
-        registry.lock(str(tmp_path))
-    held.release()
-    registry.lock(str(tmp_path)).release()
+def test_calls_reach_nothing_else() -> None:
+    """What a peer may call of a server is a short list."""
+    server = Fake()
+    registry.serve("here", server)
+    try:
+        with pytest.raises(MmrpcError, match="no method '__class__' for trainers"):
+            registry.call("here", "__class__", ())
+    finally:
+        registry.withdraw("here", server)
+
+
+class Odd(nn.Module):
+    """A module with tensors of any kind and name."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
+
+def overlapping() -> Odd:
+    memory = torch.ones(6)
+    return Odd(a=nn.Parameter(memory[:4]), b=nn.Parameter(memory[3:]))
+
+
+def buffer_of_a_parameter() -> Odd:
+    p = nn.Parameter(torch.ones(4))
+    return Odd(a=p, b=p.detach())
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Odd(a=nn.Parameter(torch.eye(3).to_sparse())), "'a' is a tensor of torch.sparse"),
+        (lambda: Odd(a=torch.ones(3, device="meta")), "'a' is a tensor of meta"),
+        (lambda: nn.LazyLinear(3), "'weight' has no shape yet. Run the module once"),
+        (lambda: Odd(**{"optim/x": nn.Parameter(torch.ones(3))}), "Give it another name"),
+        (overlapping, "'a' and 'b' share memory and are not the same parameter"),
+        (buffer_of_a_parameter, "'a' and 'b' share memory"),
+    ],
+)
+def test_tensors_that_cannot_be_mapped_are_refused(make, problem: str) -> None:
+    """What would change its meaning in mapped memory is refused, and the tensor is named."""
+    with pytest.raises(UnsupportedTensorError, match=problem):
+        attach.specs_of(make())
+
+
+def test_pieces_of_one_memory_are_fine() -> None:
+    """Parameters may lie side by side, and a tied one is there once."""
+    memory = torch.ones(6)
+    module = Odd(a=nn.Parameter(memory[:3]), b=nn.Parameter(memory[3:]))
+    module.c = module.a
+    assert list(attach.specs_of(module)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("module", [None, "x", nn.Linear, torch.ones(2)])
+def test_no_module(module) -> None:
+    """What is no module is refused before anything is looked for in it."""
+    with pytest.raises(ConfigError, match=r"module: it must be an instance of torch.nn"):
+        attach.specs_of(module)

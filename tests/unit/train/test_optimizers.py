@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrpc.errors import UnsupportedTensorError
+from mmrpc.errors import ConfigError, UnsupportedTensorError
 from mmrpc.train import optimizers
 from mmrpc.train.arena import Arena
 from mmrpc.train.attach import specs_of
@@ -212,3 +212,79 @@ def test_arena_of_a_state_is_readable_by_others(tmp_path) -> None:
     for name, value in state.module.state_dict().items():
         assert torch.equal(found[name], value)
     assert isinstance(Arena.open(state.arena.data.filename), Arena)
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer with something of its own besides its state."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.steps = [0]
+
+    def step(self, closure=None) -> None:
+        self.steps[0] += 1
+
+
+def test_the_trial_does_not_touch_the_optimizer(tmp_path) -> None:
+    """Hooks, schedulers and what an optimizer keeps for itself see real steps only."""
+    module = model()
+    optimizer = Counting(module.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    hooked = []
+    optimizer.register_step_post_hook(lambda *_: hooked.append(scheduler.step()))
+    state = state_in(tmp_path, optimizer, module)
+    assert optimizer.steps == [0]
+    assert hooked == []
+    assert scheduler.get_last_lr() == [0.1]
+    backward(state.module, 0)
+    state.step()
+    assert optimizer.steps == [1]
+    assert scheduler.get_last_lr() == [0.05]
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd", lambda _: None, lambda _: torch.optim.SGD])
+def test_what_makes_no_optimizer_is_refused(tmp_path, optimizer) -> None:
+    """The argument is named, before anything is made."""
+    with pytest.raises(ConfigError, match="optimizer"):
+        state_in(tmp_path, optimizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_train_is_refused(tmp_path) -> None:
+    """A module whose parameters are all frozen is a mistake."""
+    with pytest.raises(UnsupportedTensorError, match="there is nothing to train"):
+        state_in(tmp_path, torch.optim.SGD, model().requires_grad_(False))
+
+
+def test_names_that_begin_alike_are_apart(tmp_path) -> None:
+    """The state of a parameter is not taken for that of another whose name goes on."""
+
+    def twins() -> nn.Module:
+        module = nn.Module()
+        for name in ("a", "a/b", "a#int"):
+            module.register_parameter(name, nn.Parameter(torch.ones(2)))
+        return module
+
+    first = state_in(tmp_path, torch.optim.Adam, twins())
+    for p in first.parameters.values():
+        p.grad = torch.ones(2)
+    first.step()
+    again = state_in(tmp_path, torch.optim.Adam, twins())
+    assert again.resumed_from == 1
+    for p in again.parameters.values():
+        assert set(again.optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+class Slashed(Listing):
+    """Keeps something under a name that would be taken for a path."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["a/b"] = torch.zeros(1)
+
+
+def test_a_name_that_could_not_be_told_apart_is_refused(tmp_path) -> None:
+    """What would come back under another name is refused before the training."""
+    with pytest.raises(UnsupportedTensorError, match="under the name 'a/b'"):
+        state_in(tmp_path, Slashed)

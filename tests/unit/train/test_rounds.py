@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrpc.errors import ConfigError
 from mmrpc.train.rounds import Policy, Rounds
 
 
@@ -95,16 +96,21 @@ def test_nobody_waits_for_nobody(trainers: int, quorum: int | None, events) -> N
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"update": "both"}, "update must be"),
-        ({"trainers": 0}, "at least 1"),
-        ({"trainers": 2, "quorum": 3}, "quorum must be between 1 and the 2 trainers"),
-        ({"update": "async", "quorum": 1}, "quorum is for sync"),
-        ({"accumulate": 2}, "accumulate is for async"),
+        ({"update": "both"}, "update: it must be 'sync' or 'async', not 'both'"),
+        ({"trainers": 0}, "trainers: it must be a whole number of at least 1, not 0"),
+        ({"trainers": True}, "trainers: it must be a whole number of at least 1, not True"),
+        ({"trainers": 1.5}, "trainers: .* not 1.5"),
+        ({"trainers": 2, "quorum": 3}, "quorum: 3 are more than the trainers, which are 2"),
+        ({"trainers": 2, "quorum": 0}, "quorum: it must be a whole number of at least 1"),
+        ({"update": "async", "quorum": 1}, "quorum: it is for sync. In async"),
+        ({"accumulate": 2}, "accumulate: it is for async. In sync"),
+        ({"update": "async", "accumulate": float("nan")}, "accumulate: .* not nan"),
+        ({"max_staleness": -1}, "max_staleness: it must be a whole number of at least 0, not -1"),
     ],
 )
 def test_what_does_not_go_together_is_refused(values, problem: str) -> None:
     """A policy says at once what is wrong with it."""
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ConfigError, match=problem):
         Policy(**values)
 
 

@@ -55,12 +55,12 @@ def test_a_member_whose_slot_moved_on_is_not_whole() -> None:
     slot.complete(3)
     mapped = member(slot, untouched=frozenset({"v"}))
     assert mapped.is_whole
-    assert set(mapped.gradients()) == {"w"}
+    assert set(mapped.gradient().dense) == {"w"}
     slot.begin(4)
     assert not mapped.is_whole
     sent = member(None, dense={"w": torch.ones(4)}, buffers={"mean": torch.ones(1)})
     assert sent.is_whole
-    assert set(sent.gradients()) == {"w"}
+    assert set(sent.gradient().dense) == {"w"}
     assert set(sent.buffers()) == {"mean"}
 
 
@@ -71,7 +71,7 @@ def test_a_settled_member_has_nothing_waiting() -> None:
     assert (told.answered, told.is_used, told.staleness) == (3, True, 2)
     assert told.push is None
     assert not told.is_whole
-    assert told.gradients() == {}
+    assert told.gradient() is None
     assert told.buffers() == {}
     told.settle(is_used=False, staleness=9, error=None)
     assert told.is_used

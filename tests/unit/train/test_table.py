@@ -68,6 +68,12 @@ def test_a_dtype_without_a_name_is_refused() -> None:
         Table.plan({"z": Spec(torch.complex128, (1,))})
 
 
+def test_a_name_that_the_format_has_for_itself_is_refused() -> None:
+    """Its tensor would take the place of the metadata."""
+    with pytest.raises(UnsupportedTensorError, match=r"'__metadata__'. Give it another name"):
+        Table.plan({"__metadata__": Spec(torch.float32, (1,))})
+
+
 def header(document: object) -> bytes:
     text = json.dumps(document).encode()
     text += b" " * (-len(text) % 8)
@@ -90,6 +96,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"a": ENTRY | {"shape": [-1]}}) + bytes(8), "not negative"),
         (header({"a": ENTRY | {"data_offsets": [-8, 0]}}) + bytes(8), "do not suit"),
         (header({"a": {"shape": [2]}}) + bytes(8), "cannot be read"),
+        ((2000).to_bytes(8, "little") + b"[" * 2000, "cannot be read"),
     ],
 )
 def test_what_is_no_whole_arena_is_refused(data: bytes, problem: str) -> None:
