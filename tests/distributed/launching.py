@@ -39,8 +39,17 @@ def hold():
     while True:
         signal.pause()
 
+def talk():
+    """Prints until it is ended."""
+    while True:
+        hello()
+        sys.stdout.flush()
+        time.sleep(0.05)
+
 def stubborn():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Says that it was told to end, and goes on."""
+    told = f"told {me()} to end\\n".encode()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, told))
     hold()
 
 def family():

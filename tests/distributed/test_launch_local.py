@@ -156,8 +156,8 @@ def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     config = one_role("job:stubborn", 1, launch={"grace_s": 600})
     with launching(tmp_path, config) as launch:
         launch.until("up w0")
-        # Two of one kind could become one on the way.
         launch.process.send_signal(signal.SIGINT)
+        launch.until("told w0 to end")
         launch.process.send_signal(signal.SIGTERM)
         assert launch.code() == 130
         assert not members(tmp_path)
@@ -174,7 +174,8 @@ def test_a_signal_before_the_workers_are_there_ends_the_launch(tmp_path: Path) -
 
 def test_a_reader_that_goes_away_ends_the_launch(tmp_path: Path) -> None:
     """``mmrpc launch | head -1`` leaves nothing behind."""
-    write_job(tmp_path, one_role("job:hold", 2))
+    # Only who writes can find out that nobody reads.
+    write_job(tmp_path, one_role("job:talk", 2))
     done = subprocess.run(
         ["sh", "-c", f"{PYTHON} -m mmrpc.cli launch cluster.json 2>/dev/null | head -1"],
         cwd=tmp_path,
