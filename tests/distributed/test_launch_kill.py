@@ -30,7 +30,8 @@ def test_a_killed_worker_ends_the_gang_and_gives_its_code(tmp_path: Path) -> Non
 
 def test_a_killed_agent_takes_its_workers_along_and_ends_the_gang(tmp_path: Path) -> None:
     """Workers on the agent's node die with it, those on the other node in order."""
-    with launching(tmp_path, one_role("job:stubborn", TWO_NODES)) as launch:
+    config = one_role("job:stubborn", TWO_NODES, launch={"grace_s": 0.5})
+    with launching(tmp_path, config) as launch:
         launch.until("up w0", "up w1", "up w2")
         os.kill(agents(tmp_path)[0], signal.SIGKILL)
         assert_nobody_left(tmp_path)
@@ -39,8 +40,9 @@ def test_a_killed_agent_takes_its_workers_along_and_ends_the_gang(tmp_path: Path
 
 
 def test_a_killed_launcher_takes_everything_along(tmp_path: Path) -> None:
-    """Agents see the end of their input, and also workers that ignore SIGTERM end."""
-    with launching(tmp_path, one_role("job:stubborn", TWO_NODES)) as launch:
+    """Agents see the end of their input, and a grace without end does not save the stubborn."""
+    config = one_role("job:stubborn", TWO_NODES, launch={"grace_s": 600})
+    with launching(tmp_path, config) as launch:
         launch.until("up w0", "up w1", "up w2")
         launch.process.kill()
         assert_nobody_left(tmp_path)

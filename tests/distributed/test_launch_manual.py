@@ -62,7 +62,7 @@ def test_agents_may_come_first_and_one_of_them_is_the_launcher(tmp_path: Path) -
 def test_a_killed_launcher_ends_agents_elsewhere(tmp_path: Path) -> None:
     """Their connection is their life-line; to lose it is no success."""
     on_a, on_b = _directories(tmp_path)
-    config = _config("job:stubborn")
+    config = _config("job:stubborn", grace_s=0.5)
     with (
         launching(on_a, config) as launch,
         launching(on_b, config, "--node", "b", command="agent") as agent,
@@ -78,7 +78,7 @@ def test_a_killed_launcher_ends_agents_elsewhere(tmp_path: Path) -> None:
 def test_a_killed_agent_ends_the_launch(tmp_path: Path) -> None:
     """The launcher sees its connection end, and the agent's workers are gone."""
     on_a, on_b = _directories(tmp_path)
-    config = _config("job:stubborn")
+    config = _config("job:stubborn", grace_s=0.5)
     with (
         launching(on_a, config) as launch,
         launching(on_b, config, "--node", "b", command="agent") as agent,
@@ -110,9 +110,9 @@ def test_ctrl_c_at_one_agent_ends_all(tmp_path: Path) -> None:
 def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
     """At the deadline, by name."""
     on_a, _ = _directories(tmp_path)
-    with launching(on_a, _config("job:hold", start_timeout_s=10)) as launch:
+    with launching(on_a, _config("job:hold", start_timeout_s=5)) as launch:
         assert launch.code() == 1
-        assert "on b: no answer within 10 s from the agent of b" in launch.text
+        assert "on b: no answer within 5 s from the agent of b" in launch.text
     assert_nobody_left(on_a)
 
 
