@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mmrpc.config import dump_config, load_config
-from tests.distributed import slurmd, sshd
+from tests.distributed import sshd
 from tests.distributed.launching import PYTHON, Launch, launching
+from tests.distributed.slurmd import Slurm
 from tests.needs import needs
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +80,7 @@ def test_on_two_ssh_nodes(tmp_path: Path, config: str, mount: str, check: Check)
     ("config", "mount", "check"),
     [("echo-slurm.yaml", "scratch", _echoed), ("digits-slurm.yaml", "params", _learned)],
 )
-def test_under_slurm(tmp_path: Path, config: str, mount: str, check: Check) -> None:
+def test_under_slurm(tmp_path: Path, slurm: Slurm, config: str, mount: str, check: Check) -> None:
     """Inside an allocation, the config says only where the shared directory is."""
     (tmp_path / "shared").mkdir()
     settings = ["launch.sbatch_options=[]"]
@@ -91,10 +92,8 @@ def test_under_slurm(tmp_path: Path, config: str, mount: str, check: Check) -> N
         }
         settings += [f"nodes.{name}.{key}={value}" for key, value in values.items()]
     prefix = ("salloc", "--quiet", "--nodes=2")
-    with (
-        slurmd.serving(tmp_path / "slurm") as slurm,
-        launching(tmp_path, _resolved(config, settings), env=slurm.env, prefix=prefix) as launch,
-    ):
+    resolved = _resolved(config, settings)
+    with launching(tmp_path, resolved, env=slurm.env, prefix=prefix) as launch:
         check(launch)
     status = json.loads(next((tmp_path / "runs").glob("*/status.json")).read_text())
     assert sorted(status["nodes"]) == ["n0", "n1"]

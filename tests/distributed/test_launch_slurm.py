@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,11 @@ from tests.distributed.launching import (
     wait_until,
     write_job,
 )
-from tests.distributed.slurmd import Slurm, serving
+from tests.distributed.slurmd import Slurm
 from tests.needs import needs
 
 pytestmark = needs("slurm")
 SALLOC = ("salloc", "--quiet", "--nodes=2")
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """One Slurm for all tests here."""
-    with serving(tmp_path_factory.mktemp("slurm")) as slurm:
-        yield slurm
 
 
 def _config(target: str) -> dict[str, Any]:
