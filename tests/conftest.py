@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from typing import TypeVar
@@ -15,6 +17,8 @@ from tests.needs import REQUIRE_ALL, missing
 
 # Before torch is imported anywhere: its compile workers would outlive the test that made them.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# A run that a test starts; what is true of the outer one is true of it.
+_IS_INNER = "MMRPC_TEST_RUN" in os.environ
 # Inherited by all that a test starts, so that also orphans can be told from other people's.
 _RUN_MARK = f"MMRPC_TEST_RUN={os.getpid()}"
 os.environ["MMRPC_TEST_RUN"] = str(os.getpid())
@@ -22,6 +26,10 @@ os.environ["MMRPC_TEST_RUN"] = str(os.getpid())
 _LASTING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SHM = "/dev/shm"
 _GRACE_S = 3
+_RUNS = os.open(
+    f"{tempfile.gettempdir()}/mmrpc-tests-of-{os.getuid()}.lock", os.O_CREAT | os.O_RDWR, 0o600
+)
+fcntl.flock(_RUNS, fcntl.LOCK_SH)  # as long as this run lasts
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 
@@ -75,7 +83,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     # Elsewhere other programs make files there too, and a file does not tell whose it is.
-    new = set(os.listdir(_SHM)) - files if REQUIRE_ALL else set()
+    new = set(os.listdir(_SHM)) - files if REQUIRE_ALL and _is_only_run() else set()
     while new and (new := {name for name in new if _is_left(name)}):
         if time.monotonic() > deadline:
             told += [f"{_SHM}/{name}" for name in new]
@@ -83,6 +91,19 @@ def _leaves_nothing_behind() -> Iterator[None]:
         time.sleep(0.1)
     if told:
         pytest.fail("the test left behind " + "; ".join(told))
+
+
+def _is_only_run() -> bool:
+    """Whether no other run of this user's is under way, whose files could be taken for ours."""
+    if _IS_INNER:
+        return True
+    try:
+        fcntl.flock(_RUNS, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        fcntl.flock(_RUNS, fcntl.LOCK_SH)
 
 
 def _processes_of_this_run() -> Iterator[int]:

@@ -64,6 +64,22 @@ def test_leaked_shared_memory_fails_the_test(pytester_run) -> None:
     assert "the test left behind /dev/shm/mmrpc-leak-" in result.stdout, result.stdout
 
 
+def test_shared_memory_may_be_another_runs(pytester_run) -> None:
+    """While another run is under way, as the outer one is here, a file tells of no leak."""
+    result = pytester_run(
+        """
+        import os
+        conftest._IS_INNER = False
+        def test_no_leak():
+            open(f"/dev/shm/mmrpc-leak-{os.getpid()}", "w").close()
+        def test_clean_up():
+            os.unlink(f"/dev/shm/mmrpc-leak-{os.getpid()}")
+        """,
+        MMRPC_REQUIRE_ALL="1",
+    )
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.parametrize(("require", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_skip_fails_where_all_is_required(pytester_run, require: str, outcome: str) -> None:
     """MMRPC_REQUIRE_ALL=1 turns a skip for a missing part into a failure."""
@@ -94,7 +110,9 @@ def pytester_run(tmp_path, pytestconfig):
 
     def run(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         module = tmp_path / "test_inner.py"
-        module.write_text(textwrap.dedent(text))
+        # What is left is left for good: no grace changes that.
+        no_grace = "from tests import conftest\nconftest._GRACE_S = 0.1\n"
+        module.write_text(no_grace + textwrap.dedent(text))
         command = [
             sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider",
             f"--rootdir={pytestconfig.rootpath}", f"-c={pytestconfig.inipath}", str(module),
