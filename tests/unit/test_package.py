@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -31,7 +32,8 @@ PUBLIC = {
 HEAVY = {"aiohttp", "asyncssh", "fsspec", "numpy", "pydantic", "rich", "ruamel", "s3fs", "sshfs"}
 
 
-def loaded_by(statement: str) -> set[str]:
+@functools.cache
+def loaded_by(statement: str) -> frozenset[str]:
     """Names of the modules that a fresh interpreter holds after a statement."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
@@ -40,7 +42,7 @@ def loaded_by(statement: str) -> set[str]:
         timeout=100,
         check=True,
     )
-    return set(done.stdout.split())
+    return frozenset(done.stdout.split())
 
 
 def source(module: str) -> str:
