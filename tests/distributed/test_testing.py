@@ -79,7 +79,7 @@ def test_a_worker_that_dies_is_named_with_its_exit_code() -> None:
 def test_the_deadline_ends_everything(tmp_path: Any) -> None:
     """It names who was still running, and they are gone."""
     with pytest.raises(WorkerFailedError, match="still running after") as caught:
-        run(never_end, 2, str(tmp_path), timeout_s=8)
+        run(never_end, 2, str(tmp_path), timeout_s=4)
     assert caught.value.worker == "worker0, worker1"
     for path in tmp_path.iterdir():
         assert not is_running(int(path.read_text()))

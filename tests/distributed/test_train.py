@@ -400,7 +400,7 @@ def work_mistakes(rank: int, directory: str) -> Any:
             assert server.wait(90)
         return second, os.listdir(directory)
     other = outcome(lambda: Trainer(nn.Linear(2, 2), SERVER))
-    nobody = outcome(lambda: Trainer(model(), SERVER, name="nobody", join_timeout_s=3))
+    nobody = outcome(lambda: Trainer(model(), SERVER, name="nobody", join_timeout_s=1))
     trainer = Trainer(model(), SERVER)
     with Trainer(model(), SERVER):
         loss_of(trainer.module, *samples(0)).backward()
