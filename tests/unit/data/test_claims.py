@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -70,16 +71,16 @@ def test_a_claim_that_changed_hands_is_kept(
     """Who saw a dead claim does not replace the living one that took its place meanwhile."""
     path = tmp_path / "c"
     path.write_bytes(_dead())
-    lock = claims.fcntl.flock
+    lock = fcntl.flock
     mine: list[bytes] = []
 
     def overtaken(fd: int, how: int) -> None:
-        monkeypatch.setattr(claims.fcntl, "flock", lock)
+        monkeypatch.setattr(fcntl, "flock", lock)
         claims.claim(str(path), "it")
         mine.append(path.read_bytes())
         lock(fd, how)
 
-    monkeypatch.setattr(claims.fcntl, "flock", overtaken)
+    monkeypatch.setattr(fcntl, "flock", overtaken)
     with pytest.raises(PathExistsError, match=f"by process {os.getpid()}"):
         claims.claim(str(path), "it")
     assert path.read_bytes() == mine[0]
@@ -90,7 +91,7 @@ def test_one_takes_over_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "c"
     path.write_bytes(_dead())
     with path.open("r+") as file:
-        claims.fcntl.flock(file, claims.fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(PathExistsError, match="being taken over"):
             claims.claim(str(path), "it")
     claims.claim(str(path), "it")

@@ -264,7 +264,7 @@ class TestLoaders:
 
     def test_a_batch_is_gathered_once(self, ds: MappedDataset) -> None:
         """torch's collate function gives the gathered tensors themselves."""
-        rows = ds.__getitems__([1, 2, 3])
+        rows: Any = ds.__getitems__([1, 2, 3])
         batch = torch.utils.data.default_collate(rows)
         assert batch["x"].data_ptr() == rows.batch["x"].data_ptr()
 

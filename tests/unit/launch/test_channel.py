@@ -113,6 +113,7 @@ def test_an_agent_that_keeps_its_connection_is_cut_off() -> None:
 def test_no_descriptor_is_left() -> None:
     """A thousand launches in one process do not run out of them."""
     before = len(os.listdir("/proc/self/fd"))
+    channel: Channel
     for _ in range(3):
         channel, events = _start("")
         assert channel.close(60)

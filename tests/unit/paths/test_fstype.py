@@ -23,7 +23,7 @@ malformed
 @pytest.mark.parametrize(
     ("path", "kind", "source", "read_only"),
     [
-        ("/home/x", "ext4", "/dev/vda", False),
+        ("/srv/x", "ext4", "/dev/vda", False),
         ("/mnt/nfs", "nfs4", "server:/export", False),
         ("/mnt/nfs/x", "nfs4", "server:/export", False),
         ("/mnt/nfsx", "ext4", "/dev/vda", False),

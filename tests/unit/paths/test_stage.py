@@ -382,10 +382,10 @@ def test_the_cache_is_on_a_disk_of_this_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory(None) == str(tmp_path / "mmrpc")
     assert cache_directory("/x") == "/x"
-    network = FileSystem("nfs4", "server:/home", "/home", False)
+    network = FileSystem("nfs4", "server:/export", "/srv", False)
     monkeypatch.setattr(stage_module, "file_system_of", lambda path: network)
     with pytest.raises(ConfigError, match="nfs4") as caught:
-        cache_directory("/home/x", "b")
+        cache_directory("/srv/cache", "b")
     assert caught.value.key == "nodes.b.cache_dir"
 
 
