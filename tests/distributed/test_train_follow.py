@@ -35,6 +35,7 @@ def weights(value: float = 0.0) -> nn.Module:
 
 def publish_all(directory: str) -> None:
     """Publishes as fast as it can; each version has one value everywhere."""
+    torch.set_num_threads(1)
     module = weights()
     publisher = Publisher(module, directory, keep=1, durable=False)
     for number in range(VERSIONS):
@@ -46,6 +47,7 @@ def publish_all(directory: str) -> None:
 
 def follow_all(directory: str) -> tuple[int, int, list[int]]:
     """Reads each version that it gets; gives how many were good, how many torn, and which."""
+    torch.set_num_threads(1)
     module = weights(-1.0)
     good, torn, numbers = 0, 0, []
     with follow(directory, module, poll_s=0) as follower:
