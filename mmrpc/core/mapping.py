@@ -141,6 +141,15 @@ class FileMapping(Mapping):
         identity = self.identity
         return status.st_ino == identity.inode and status.st_dev == identity.device
 
+    def still_has(self, needed_bytes: int) -> bool:
+        """Whether its name is still that of the file, and the file has that many bytes."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        # One that is empty maps nothing, and so holds no inode.
+        return self.is_named(status) and status.st_size >= needed_bytes <= self.nbytes > 0
+
 
 class Opener(Protocol):
     """Opens an existing file, as `mmrpc.core.files.open_existing` does."""

@@ -176,8 +176,8 @@ def reduce_tensor(tensor: torch.Tensor, *, as_plain: bool) -> tuple[Any, ...]:
     mapping, layout = _mapped(tensor)
     location = get_resolver().locate(mapping)
     if mapping.packed is None or mapping.packed[0] is not location:
-        mapping.packed = location, _pack_location(location)
-    packed = mapping.packed[1], mapping.mode.value, layout.packed
+        mapping.packed = location, (_pack_location(location), mapping.mode.value)
+    packed = *mapping.packed[1], layout.packed
     if as_plain:
         return _load_plain, packed
     if type(tensor) is _tensor_class():

@@ -12,7 +12,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from mmrpc.core.location import Mode
+from mmrpc.core.location import FileLocation, Mode
+from mmrpc.core.mapping import FileMapping
 
 if TYPE_CHECKING:
     from mmrpc.core.location import Location, Resolver
@@ -31,14 +32,15 @@ class KeepingResolver:
     through before it is used again.
 
     Args:
-        resolver: What finds and checks; it does so each time, kept or not.
+        resolver: What finds and checks. It does so each time, kept or not, but for the same
+            location of a file of this host: there, its name still has to have the file.
         keep_s: Seconds for which a mapping is kept after it was asked for last.
     """
 
     def __init__(self, resolver: Resolver, keep_s: float = KEEP_S) -> None:
         self.resolver = resolver
         self._keep_s = keep_s
-        self._kept: OrderedDict[Mapping, float] = OrderedDict()
+        self._kept: OrderedDict[Location, tuple[Mapping, float]] = OrderedDict()
         self._timer: threading.Timer | None = None
 
     @property
@@ -52,19 +54,30 @@ class KeepingResolver:
 
     def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
         """As the resolver that it holds."""
-        mapping = self.resolver.attach(location, mode, needed_bytes)
-        if mode is Mode.WRITE:
-            self._keep(mapping)
+        if mode is not Mode.WRITE:
+            return self.resolver.attach(location, mode, needed_bytes)
+        mapping = self._again(location, needed_bytes)
+        if mapping is None:
+            mapping = self.resolver.attach(location, mode, needed_bytes)
+        self._keep(location, mapping)
         return mapping
+
+    def _again(self, location: Location, needed_bytes: int) -> Mapping | None:
+        if type(location) is not FileLocation:
+            return None
+        mapping, _ = self._kept.get(location, (None, 0))
+        if isinstance(mapping, FileMapping) and mapping.still_has(needed_bytes):
+            return mapping
+        return None
 
     def __getattr__(self, name: str) -> object:
         # What one of the resolvers has besides, such as the files of a mount by name.
         return getattr(self.resolver, name)
 
-    def _keep(self, mapping: Mapping) -> None:
+    def _keep(self, location: Location, mapping: Mapping) -> None:
         with _lock:
-            self._kept[mapping] = time.monotonic() + self._keep_s
-            self._kept.move_to_end(mapping)
+            self._kept[location] = mapping, time.monotonic() + self._keep_s
+            self._kept.move_to_end(location)
             dropped = self._kept.popitem(last=False) if len(self._kept) > KEEP_AT_MOST else None
             if self._timer is None:
                 self._start_timer(self._keep_s)
@@ -79,11 +92,14 @@ class KeepingResolver:
         dropped = []
         with _lock:
             now = time.monotonic()
-            while self._kept and next(iter(self._kept.values())) <= now:
+            while self._kept and self._oldest_ends_s() <= now:
                 dropped.append(self._kept.popitem(last=False))
             self._timer = None
             if self._kept:
-                self._start_timer(next(iter(self._kept.values())) - now)
+                self._start_timer(self._oldest_ends_s() - now)
+
+    def _oldest_ends_s(self) -> float:
+        return next(iter(self._kept.values()))[1]
 
     def close(self) -> None:
         """Lets go of all."""

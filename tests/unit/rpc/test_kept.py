@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 
+import pytest
 import torch
 
-from mmrpc import MemoryMappedTensor
+from mmrpc import MemoryMappedTensor, errors
 from mmrpc.core.mapping import _live
 from mmrpc.core.resolver import HostResolver, set_resolver
 from mmrpc.rpc import kept
@@ -77,3 +79,28 @@ def test_a_private_mapping_is_not_kept(tmp_path) -> None:
     finally:
         set_resolver(before)
         resolver.close()
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "truncated"])
+def test_a_kept_mapping_is_given_only_while_its_name_has_the_file(tmp_path, change: str) -> None:
+    """The same location again: the file is looked at, and what it is now decides."""
+    path = tmp_path / "x"
+    x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=path)
+    location = x.ref().location
+    resolver = KeepingResolver(HostResolver())
+    first = resolver.attach(location, x.ref().mode, 16)
+    assert resolver.attach(location, x.ref().mode, 16) is first
+    with pytest.raises(errors.FileTooShortError):
+        resolver.attach(location, x.ref().mode, 17)
+    if change == "replaced":
+        MemoryMappedTensor.from_tensor(torch.ones(4), filename=path, existsok=True)
+        expected: type[Exception] = errors.StaleReferenceError
+    elif change == "removed":
+        path.unlink()
+        expected = errors.PathNotFoundError
+    else:
+        os.truncate(path, 8)
+        expected = errors.FileTooShortError
+    with pytest.raises(expected):
+        resolver.attach(location, first.mode, 16)
+    resolver.close()
