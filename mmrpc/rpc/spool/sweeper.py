@@ -30,8 +30,10 @@ class Sweeper:
 
     def arm(self) -> None:
         """Sees to it that the function is called."""
-        if self._timer is not None:
-            return
+        if self._timer is None:  # without the lock: each message comes by here
+            self._start()
+
+    def _start(self) -> None:
         with self._lock:
             if self._timer is not None:
                 return
