@@ -71,7 +71,7 @@ def _gather(name: str, places: Places, plain: torch.Tensor) -> Line:
             **_peers(places, plain, lambda x: x[rows]),
         },
         1.2,
-        calls=100,
+        calls=500,
         how_limit="index_select on the mapping",
     )
 

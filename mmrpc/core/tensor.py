@@ -302,13 +302,12 @@ class MemoryMappedTensor(Constructors):
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         kind = type(index)
-        if kind is not int and kind is not slice:
-            if "functorch.dim" in sys.modules:
-                wrapping.refuse_dims(index)
-            if kind is torch.Tensor and index.dtype is torch.int64 and index.dim() == 1:
-                rows = wrapping.gather(self, index)
-                if rows is not None:
-                    return rows
+        if kind is torch.Tensor:
+            rows = wrapping.gather(self, index)
+            if rows is not None:
+                return rows
+        elif kind is not int and kind is not slice and "functorch.dim" in sys.modules:
+            wrapping.refuse_dims(index)
         out = _getitem(self, index)
         if out._is_view() or (out.is_inference() and wrapping.same_storage(out, self)):
             return self._part(out, index)

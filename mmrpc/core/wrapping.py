@@ -165,15 +165,20 @@ def _nested(storage: torch.UntypedStorage, layout: NestedLayout) -> torch.Tensor
 
 
 def gather(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-    """The given rows of a contiguous tensor, or None where indexing has to do it.
+    """The rows of a contiguous tensor that a 1-D index gives, or None where indexing has to.
 
     For whole rows `index_select` is up to 20 times faster than indexing; it takes no negative
     indices.
     """
-    if tensor.dim() == 0 or not tensor.is_contiguous():
+    if (
+        rows.dtype is not torch.int64
+        or rows.dim() != 1
+        or tensor.dim() == 0
+        or not tensor.is_contiguous()
+    ):
         return None
     try:
-        return torch.index_select(tensor, 0, rows)
+        return tensor.index_select(0, rows)
     except (IndexError, RuntimeError):  # indexing wraps negative ones, or says what is wrong
         return None
 
