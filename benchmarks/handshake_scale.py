@@ -130,7 +130,7 @@ def _measure(cluster: ClusterConfig, nodes: int, config_s: float) -> Result:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     names = list(cluster.nodes)
     # In a cluster each process does this once, at the same time; here it would be N times.
-    template = introduce(cluster, names[0], "w0", 0)
+    template = introduce(cluster, names[0], "w0", 0, nodes)
     clients = _connect(server.port, nodes + 2)
     begin = threading.Barrier(nodes + 1)
     failures: list[BaseException] = []

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.rpc as torch_rpc
 from torch import nn
 
-from benchmarks.harness import Line
+from benchmarks.harness import Alternative, Line
 from benchmarks.lines import raw
 from benchmarks.lines.peers import installed, peer
 from benchmarks.lines.places import Places
@@ -30,9 +30,9 @@ def lines(places: Places) -> Iterator[Line]:
         _state["limit"] = Limit(width, memory)
         _state["plain"] = Plain(torch.zeros(width * width + width))
         _state["tensordict"] = Mapped(width, memory) if installed("tensordict") else None
-        _everyone(join, width, memory)
+        everyone(join, width, memory)
         yield _step(width)
-        _everyone(leave)
+        everyone(leave)
         assert server.step_number
 
 
@@ -41,10 +41,12 @@ def _step(width: int) -> Line:
     return Line(
         f"parameter server, {millions:.1f} M parameters, 2 trainers, one step",
         {
-            "mmrpc": lambda: _everyone(step_ours),
-            "limit": lambda: _everyone(step_limit),
-            "plain torch RPC": lambda: _everyone(step_plain),
-            **peer("tensordict", lambda m: {"tensordict": lambda: _everyone(step_tensordict)}),
+            "mmrpc": Alternative(
+                lambda: everyone(step_ours), before=lambda: everyone(backward_ours)
+            ),
+            "limit": lambda: everyone(step_limit),
+            "plain torch RPC": lambda: everyone(step_plain),
+            **peer("tensordict", lambda m: {"tensordict": lambda: everyone(step_tensordict)}),
         },
         1.1,
         how_limit="parameters and gradients in mapped files, a notice by torch's RPC",
@@ -53,7 +55,7 @@ def _step(width: int) -> Line:
     )
 
 
-def _everyone(function: Any, *args: Any) -> None:
+def everyone(function: Any, *args: Any) -> None:
     calls = [torch_rpc.rpc_async(f"worker{i}", function, (i - 1, *args)) for i in (1, 2)]
     for call in calls:
         call.wait()
@@ -90,14 +92,21 @@ def leave(number: int) -> None:
     _state["trainer"].close()
 
 
+def backward_ours(number: int) -> None:
+    """Runs on a trainer: a gradient of ones, by torch's backward; without one nothing is done."""
+    parameters = list(_state["trainer"].module.parameters())
+    torch.autograd.backward(parameters, [torch.ones_like(p) for p in parameters])
+
+
 def step_ours(number: int) -> None:
     """Runs on a trainer: its gradients are where they are; the server makes the step."""
     _state["trainer"].step()
 
 
 def step_limit(number: int) -> None:
-    """Runs on a trainer: tells that the gradient is there, and waits for the step."""
+    """Runs on a trainer: tells that the gradient is there, waits for the step, and clears it."""
     torch_rpc.rpc_sync("worker0", limit_push, (number,))
+    _state["maps"][1].zero_()  # a backward adds to it
 
 
 def step_plain(number: int) -> None:
