@@ -164,11 +164,11 @@ def test_a_node_that_never_answers_is_named_at_the_deadline(
     """A server that accepts and is silent does not hold the launch for ever."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config["nodes"]["b"]["ssh"]["port"] = silent.getsockname()[1]
-        config["launch"]["start_timeout_s"] = 8
+        config["launch"]["start_timeout_s"] = 10
         config["launch"]["ssh_options"] = ["ConnectTimeout=60"]
         with launching(tmp_path, config) as launch:
             assert launch.code() == 1
-            assert "on b: no answer within 8 s from the agent of b" in launch.text
+            assert "on b: no answer within 10 s from the agent of b" in launch.text
     assert_nobody_left(tmp_path)
 
 
