@@ -1,6 +1,6 @@
 """Where the time of the hottest operations goes: ``python -m benchmarks.profiles [NAME ...]``.
 
-py-spy samples the processes, native frames included, while an operation runs again and again;
+py-spy samples the processes while an operation runs again and again;
 it needs root, or a kernel that lets it trace. Samples that wait, for a reply or for the GIL, are
 left out. A second table has the CPU time of each kind of thread, which the kernel counts: the
 threads of TensorPipe run no Python, so that py-spy does not see them.
@@ -56,7 +56,10 @@ class Operation:
         title: What it is called in the table.
         prepare: Makes the function that does it once, in worker 0; what has to be undone after
             it goes onto the stack.
-        workers: Size of the RPC group.
+        workers: Size of the RPC group. Native frames are sampled where there is none: to walk
+            them stops a process for so long that calls between processes would be others. Where
+            there is one, what holds the GIL is sampled.
+        burst: How often it is done between two looks at whether the time is over.
         sides: What the profiled processes are called, from worker 0 on.
     """
 
@@ -64,6 +67,7 @@ class Operation:
     prepare: Callable[[Places, contextlib.ExitStack], Callable[[], Any]]
     workers: int = 1
     sides: tuple[str, ...] = ("",)
+    burst: int = 1
 
 
 @dataclass
@@ -121,9 +125,9 @@ def _step(where: Places, stack: contextlib.ExitStack) -> Callable[[], Any]:
 
 OPERATIONS = {
     "call": Operation("RPC with a mapped tensor", _call, 2, ("caller", "callee")),
-    "pickle": Operation("pickle round trip of a view", _pickle),
-    "open": Operation("open and close a file of 1 KiB", _open),
-    "batch": Operation("a batch of 256 rows of 3x32x32 uint8", _batch),
+    "pickle": Operation("pickle round trip of a view", _pickle, burst=1000),
+    "open": Operation("open and close a file of 1 KiB", _open, burst=1000),
+    "batch": Operation("a batch of 256 rows of 3x32x32 uint8", _batch, burst=1000),
     "step": Operation("parameter server, a step", _step, 3, ("server", "trainer")),
     "tree": Operation("publish 2,000 tensors and send them", _tree, 2, ("caller", "callee")),
 }
@@ -154,9 +158,11 @@ def _sampled(operation: Operation, run: Callable[[], Any], seconds: int) -> list
     before = [_threads_s(pid) for pid in pids]
     with tempfile.TemporaryDirectory() as directory:
         paths = [os.path.join(directory, str(pid)) for pid in pids]
-        spies = [_spy(pid, seconds, path) for pid, path in zip(pids, paths, strict=True)]
+        native = ["--native"] if operation.workers == 1 else ["--gil"]
+        spies = [_spy(pid, seconds, path, native) for pid, path in zip(pids, paths, strict=True)]
         while any(spy.poll() is None for spy in spies):
-            run()
+            for _ in range(operation.burst):
+                run()
         if any(spy.returncode for spy in spies):
             raise RuntimeError("py-spy failed: is it allowed to trace this process?")
         samples = [count(Path(path).read_text().splitlines()) for path in paths]
@@ -165,10 +171,10 @@ def _sampled(operation: Operation, run: Callable[[], Any], seconds: int) -> list
     return [Profile(*pair) for pair in zip(samples, threads, strict=True)]
 
 
-def _spy(pid: int, seconds: int, path: str) -> subprocess.Popen[bytes]:
+def _spy(pid: int, seconds: int, path: str, more: list[str]) -> subprocess.Popen[bytes]:
     command = [
         os.path.join(os.path.dirname(sys.executable), "py-spy"),
-        *("record", "--native", "--format", "raw", "--rate", str(RATE_HZ)),
+        *("record", "--format", "raw", "--rate", str(RATE_HZ), *more),
         *("--duration", str(seconds), "--pid", str(pid), "--output", path),
     ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -212,7 +218,9 @@ def where_of(frames: list[str]) -> str:
     if ours:
         return f"{ours[2].replace('/', '.')}.{ours[1]}"
     innermost = next((m for frame in reversed(named) if (m := PYTHON.match(frame))), None)
-    if innermost is None or innermost[1].startswith(("benchmarks/", "mmrpc/testing")):
+    if innermost is None:
+        return "Python"
+    if innermost[1].startswith(("benchmarks/", "mmrpc/testing")):
         return "the loop"
     return innermost[1].removesuffix("/__init__").replace("/", ".")
 
