@@ -251,8 +251,8 @@ class TestOtherHost:
         install(root)
         ref = tensor_in(root, "y").ref()
         identity = place(ref).identity
-        other_inode = moved(ref, identity=replace(identity, inode=identity.inode + 1))
-        other_file = moved(ref, identity=replace(identity, generation=b"hother"))
+        other_inode = moved(ref, identity=identity._replace(inode=identity.inode + 1))
+        other_file = moved(ref, identity=identity._replace(generation=b"hother"))
         for proof, stale in ((NONCE, []), (SAME_INODES, [0]), (SAME_FILES, [0, 1])):
             install(root, proof)
             for index, changed in enumerate((other_inode, other_file)):
