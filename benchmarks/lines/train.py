@@ -159,7 +159,7 @@ class Limit:
 
     def step(self) -> None:
         assert self.parameters.grad is not None
-        torch.add(*self.gradients, out=self.parameters.grad).mul_(0.5)
+        torch.lerp(*self.gradients, 0.5, out=self.parameters.grad)
         self.optimizer.step()
 
 
