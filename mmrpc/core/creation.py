@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mmrpc.core import files, mapping, memory
+from mmrpc.core import files, mapping, memory, resolver
 from mmrpc.core.identity import identify
 from mmrpc.core.layout import Layout, check_nested_sizes, dtype_name
 from mmrpc.core.location import FileIdentity, Mode
@@ -28,19 +29,33 @@ Filename = str | os.PathLike[str]
 _PIECE_BYTES: Final = 64 << 20  # of a source that must be rearranged: never more in memory at once
 _FILL_BYTES: Final = 8 << 20
 _UNKNOWN: Final = FileIdentity(0, 0, b"")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def absolute_path(filename: Filename) -> str:
+def is_url(path: str) -> bool:
+    """Whether it names a scheme, as ``mount://data/x.npy`` does."""
+    return "://" in path and _SCHEME.match(path) is not None
+
+
+def absolute_path(filename: Filename, *, writing: bool = False) -> str:
     """The absolute path of a name; symbolic links in it are kept.
+
+    Args:
+        filename: A path, or the URL of a place in a mount that is a directory of this node.
+        writing: Whether something is to be made there: a mount can be for reading only.
 
     Raises:
         TypeError: If it is no path.
         PathNotFoundError: If it is empty.
+        ConfigError: If it is a URL, and this process knows no such mount.
+        PathError: If it is a URL of what is not here, or may not be made here.
     """
     path = os.fsdecode(filename)
     if not path.startswith("/"):
         if not path:
             raise PathNotFoundError("the file name is empty", path=path)
+        if is_url(path):
+            return resolver.get_resolver().local_path(path, writing=writing)
         path = os.path.join(os.getcwd(), path)
     # `a/../b` is not `b` if `a` is a link; all else is only spelling.
     return path if ".." in path.split("/") else os.path.normpath(path)
@@ -87,7 +102,7 @@ def new(
     if filename is None:
         piece = memory.allocate(nbytes, pieces)
         return view(piece, layout.moved(piece.start_bytes))
-    path = absolute_path(filename)
+    path = absolute_path(filename, writing=True)
     with files.new_file(path, replace=existsok) as file:
         if pieces is None:
             files.reserve(file.fd, nbytes, path)

@@ -137,3 +137,23 @@ class Resolver(Protocol):
         Raises:
             PathError: The subclass that fits; nothing was created or changed.
         """
+
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """Gives the absolute path that a URL stands for here; nothing is looked at or copied.
+
+        Args:
+            url: Of a file or a directory, which need not exist.
+            writing: Whether something is to be made there.
+
+        Raises:
+            ConfigError: If this process knows no such mount.
+            PathError: If it is in no directory of this node, or in one that is not for writing.
+        """
+
+    def local_copy(self, url: str) -> str:
+        """Gives the absolute path of a file that a URL names, copied to this node if need be.
+
+        Raises:
+            ConfigError: If this process knows no such mount.
+            PathError: If the file is missing or cannot be copied.
+        """

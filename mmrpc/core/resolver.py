@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from mmrpc.core import mapping, memory
 from mmrpc.core.location import (
     FileIdentity,
@@ -15,6 +18,8 @@ from mmrpc.core.location import (
 from mmrpc.core.mapping import FileMapping, Mapping
 from mmrpc.core.system import host
 from mmrpc.errors import ConfigError, NotSharedError, StaleReferenceError
+
+_USER: Final = re.compile(r"//[^/@]*@")
 
 
 class HostResolver:
@@ -80,6 +85,21 @@ class HostResolver:
             )
         return memory.attach(location, needed_bytes, node=self.node)
 
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """Refuses all URLs; see `Resolver.local_path`."""
+        raise self._no_mounts(url)
+
+    def local_copy(self, url: str) -> str:
+        """Refuses all URLs; see `Resolver.local_copy`."""
+        raise self._no_mounts(url)
+
+    def _no_mounts(self, url: str) -> ConfigError:
+        return ConfigError(
+            f"{without_secrets(url)!r} is a URL, and this process knows no mounts",
+            node=self.node,
+            hint="Pass cluster= to init_rpc and name one of its mounts, or give a local path.",
+        )
+
     def _attach_mount(self, location: MountLocation, mode: Mode, needed_bytes: int) -> Mapping:
         if location.here and location.host == host.host_id():
             # A child of a node, which has its paths but not its config.
@@ -90,6 +110,11 @@ class HostResolver:
             node=self.node,
             hint="Pass cluster= to init_rpc.",
         )
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user, password and query, for messages."""
+    return _USER.sub("//", url.partition("?")[0], count=1)
 
 
 def stale_file(path: str, node: str | None) -> StaleReferenceError:

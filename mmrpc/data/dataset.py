@@ -49,13 +49,13 @@ class MappedDataset(Views):
     def __init__(self, directory: Filename, mode: str = "r") -> None:
         reference.parse_mode(mode)
         place = os.fsdecode(os.fspath(directory))
-        if not formats.is_url(place):
-            place = creation.absolute_path(place)
         # Of a URL, each file is looked up by itself: a remote one is copied here first.
-        schema = Schema.read(formats.local_path(f"{place}/{treemeta.META}"))
+        is_url = creation.is_url(place)
+        place = place.removesuffix("/") if is_url else creation.absolute_path(place)
+        schema = Schema.read(formats.local_copy(f"{place}/{treemeta.META}"))
         columns = {
             name: MemoryMappedTensor.from_filename(
-                formats.local_path(treedir.leaf_path(place, name)),
+                formats.local_copy(treedir.leaf_path(place, name)),
                 column.dtype,
                 (schema.rows, *column.row_shape),
                 mode=mode,

@@ -54,7 +54,7 @@ def plan(
     if rows < 0 or not columns:
         raise LayoutError(f"a dataset of {rows} rows and {len(columns)} columns cannot be")
     schema = Schema({name: as_column(column) for name, column in columns.items()}, rows)
-    path = creation.absolute_path(directory)
+    path = creation.absolute_path(directory, writing=True)
     made_directory = treedir.make_directory(path)
     if os.path.lexists(os.path.join(path, treemeta.META)):
         raise PathExistsError("a dataset is there already", path=path)
@@ -127,7 +127,7 @@ class RangeWriter:
     """
 
     def __init__(self, directory: Filename, start: int, stop: int) -> None:
-        self.directory = creation.absolute_path(directory)
+        self.directory = creation.absolute_path(directory, writing=True)
         self._schema = read_plan(self.directory)
         if not 0 <= start <= stop <= self._schema.rows:
             raise LayoutError(f"there are no rows {start} to {stop} among {self._schema.rows}")

@@ -62,7 +62,7 @@ class DatasetWriter:
     ) -> None:
         if append and existsok:
             raise LayoutError("a dataset is either appended to or replaced")
-        self.directory = creation.absolute_path(directory)
+        self.directory = creation.absolute_path(directory, writing=True)
         self._made_directory = treedir.make_directory(self.directory)
         self._claim = os.path.join(self.directory, CLAIM)
         self._files: dict[str, ColumnFile] = {}

@@ -114,6 +114,10 @@ class ClusterResolver:
             is_alone=is_alone,
         )
 
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """Gives the path that a URL stands for; see `SharedFiles.local_path`."""
+        return self.files.local_path(url, writing=writing)
+
     def local_copy(self, url: str) -> str:
         """Gives the local path of a file in a mount; see `SharedFiles.local_copy`."""
         return self.files.local_copy(url)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from mmrpc.errors import ConfigError, LayoutError, OutsideMountsError, StaleReferenceError
+from mmrpc.core.resolver import without_secrets
+from mmrpc.errors import (
+    ConfigError,
+    LayoutError,
+    OutsideMountsError,
+    PathError,
+    PathNotWritableError,
+    StaleReferenceError,
+)
 from mmrpc.paths.content import digest_of
 from mmrpc.paths.publishing import publishing, read_manifest
+from mmrpc.paths.relative import split_relative
 
 if TYPE_CHECKING:
     import contextlib
@@ -63,6 +72,52 @@ class SharedFiles:
         """
         mount, relative = self._parse(url)
         return self._local(mount, relative)
+
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """Gives the path that a URL stands for on this node; nothing is looked at or copied.
+
+        Args:
+            url: ``mount://NAME/PATH``, or ``mount://NAME`` for the mount itself.
+            writing: Whether something is to be made there.
+
+        Raises:
+            ConfigError: If this node has no such mount.
+            OutsideMountsError: If the URL leads out of the mounts.
+            PathNotWritableError: If something is to be made, and the mount is remote here, read by
+                copies, or for reading only.
+            PathError: If the mount is remote here.
+        """
+        mount, relative = self._parse(url)
+        relative = relative.removesuffix("/")
+        if relative:
+            split_relative(relative, mount=mount.name, node=self._node)
+        if writing:
+            self._check_writable(mount, url)
+        elif not mount.is_local:
+            raise PathError(
+                "the mount is remote here, and this needs the files of a directory",
+                path=without_secrets(url),
+                mount=mount.name,
+                node=self._node,
+                hint="mmrpc.open, MappedDataset and mmrpc.paths.load_tree map copies of them.",
+            )
+        return mount.local_path(relative) if relative else mount.root
+
+    def _check_writable(self, mount: Mount, url: str) -> None:
+        if not mount.is_local:
+            reason = "the mount is remote here, and what is made here would be a copy"
+            hint = f"Make it elsewhere, and publish it with mmrpc.paths.publish({mount.name!r}, …)."
+        elif mount.access != "write":
+            reason = "the config promises that the mount can be read, no more"
+            hint = f"Set mounts.{mount.name}.access to write if all nodes may write there."
+        elif mount.reader == "copy":
+            reason = "this node reads the mount by copy, and maps nothing in it"
+            hint = f"Set mounts.{mount.name}.reader to mmap."
+        else:
+            return
+        raise PathNotWritableError(
+            reason, path=without_secrets(url), mount=mount.name, node=self._node, hint=hint
+        )
 
     def publish(self, mount: str, path: str) -> contextlib.AbstractContextManager[str]:
         """Gives a directory whose files other nodes see together, once the block ends.
@@ -129,7 +184,7 @@ class SharedFiles:
         if place is None:
             raise OutsideMountsError(
                 "it is in no mount of this node",
-                path=url.partition("?")[0],
+                path=without_secrets(url),
                 node=self._node,
                 hint="Add its directory to the mounts of the config.",
             )

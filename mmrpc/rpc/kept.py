@@ -62,6 +62,14 @@ class KeepingResolver:
         self._keep(location, mapping)
         return mapping
 
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """As the resolver that it holds."""
+        return self.resolver.local_path(url, writing=writing)
+
+    def local_copy(self, url: str) -> str:
+        """As the resolver that it holds."""
+        return self.resolver.local_copy(url)
+
     def _again(self, location: Location, needed_bytes: int) -> Mapping | None:
         if type(location) is not FileLocation:
             return None
@@ -69,10 +77,6 @@ class KeepingResolver:
         if isinstance(mapping, FileMapping) and mapping.still_has(needed_bytes):
             return mapping
         return None
-
-    def __getattr__(self, name: str) -> object:
-        # What one of the resolvers has besides, such as the files of a mount by name.
-        return getattr(self.resolver, name)
 
     def _keep(self, location: Location, mapping: Mapping) -> None:
         with _lock:

@@ -154,7 +154,7 @@ class Versions:
         arguments.one_of("durable", durable, (True, False))
         arguments.one_of("digest", digest, (True, False))
         self._durable, self._digest = durable, digest
-        self.directory = absolute_path(directory)
+        self.directory = absolute_path(directory, writing=True)
         self._leases = Leases(
             os.path.join(self.directory, LEASES), arguments.seconds("lease_ttl_s", lease_ttl_s)
         )

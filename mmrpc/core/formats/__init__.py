@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mmrpc.core import creation
 from mmrpc.core.formats.source import Source, open_source
-from mmrpc.errors import ConfigError, LayoutError
+from mmrpc.core.resolver import get_resolver
+from mmrpc.errors import LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +62,7 @@ def open(
             no tensor of that name.
         ConfigError: For a URL, while no cluster's mounts are known.
     """
-    path = local_path(os.fsdecode(os.fspath(path_or_url)))
+    path = local_copy(os.fsdecode(os.fspath(path_or_url)))
     if dtype is not None or shape is not None:
         return _open_raw(path, key, mode, dtype, shape, offset)
     if offset:
@@ -91,31 +93,14 @@ def _open_raw(
 _RAW_HINT = "Pass dtype= and shape=."
 
 
-def is_url(path: str) -> bool:
-    """Whether it names a scheme, as ``mount://data/x.npy`` does."""
-    scheme, separator, _ = path.partition("://")
-    return bool(separator) and scheme.isidentifier()
-
-
-def local_path(path: str) -> str:
-    """The local path of a file that may be given as a URL.
+def local_copy(path: str) -> str:
+    """The local path of a file that may be given as a URL; see `Resolver.local_copy`.
 
     Raises:
         ConfigError: For a URL, while no cluster's mounts are known.
         PathError: If the file is missing, or cannot be copied here.
     """
-    if not is_url(path):
-        return path
-    from mmrpc.core.resolver import get_resolver
-
-    local_copy: Callable[[str], str] | None = getattr(get_resolver(), "local_copy", None)
-    if local_copy is None:
-        raise ConfigError(
-            f"{path!r} is a URL, and this process knows no mounts",
-            node=get_resolver().node,
-            hint="Pass cluster= to init_rpc, or download the file and give its path.",
-        )
-    return local_copy(path)
+    return get_resolver().local_copy(path) if creation.is_url(path) else path
 
 
 def _reader_for(source: Source) -> Callable[[Source], Any]:
@@ -165,4 +150,4 @@ def _pick(found: Any, key: str, path: str) -> Any:
     return value
 
 
-__all__ = ["is_url", "local_path", "open"]
+__all__ = ["local_copy", "open"]

@@ -61,7 +61,7 @@ def save_tree(
         if not arena:
             raise LayoutError("a directory is needed", hint="Or pass arena=True for shared memory.")
         return arenas.write(tree, None)
-    path = creation.absolute_path(directory)
+    path = creation.absolute_path(directory, writing=True)
     other = os.path.join(path, META if arena else ARENA)
     if os.path.lexists(other):
         raise PathExistsError(
