@@ -50,11 +50,12 @@ def main() -> int:
 
 def _measure(name: str, where: Places, rounds: int, command: str) -> GroupResult:
     group, before, start = GROUPS[name], os.getloadavg(), time.monotonic()
+    started = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     lines = worlds.measure(group.lines, group.workers, where, rounds)
     duration_s = time.monotonic() - start
     print(f"  {name}: {duration_s:.1f} s", flush=True)
     return GroupResult(
-        name, command, machine.describe(), before, os.getloadavg(), duration_s, lines
+        name, command, machine.describe(), before, os.getloadavg(), duration_s, lines, started
     )
 
 

@@ -240,8 +240,9 @@ def text(found: dict[str, list[Profile]]) -> str:
         for side, one in zip(operation.sides, profiles, strict=True):
             title = f"{operation.title}, {side}" if side else operation.title
             threads = _shares(one.threads_s) if operation.workers > 1 else ""
-            rows.append((title, _shares(one.samples), threads))
-    return tables.table(("operation", "where it runs", "CPU by kind of thread"), rows)
+            samples = f"{sum(one.samples.values()):,}"
+            rows.append((title, samples, _shares(one.samples), threads))
+    return tables.table(("operation", "samples", "where it runs", "CPU by kind of thread"), rows)
 
 
 def main() -> int:

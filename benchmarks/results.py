@@ -22,6 +22,7 @@ class GroupResult:
         load_end: The same at its end.
         duration_s: Seconds that it took.
         lines: What was measured.
+        started: When, in UTC. Groups that were measured again are seen by it.
     """
 
     group: str
@@ -31,6 +32,7 @@ class GroupResult:
     load_end: tuple[float, float, float]
     duration_s: float
     lines: list[Result] = field(default_factory=list)
+    started: str = ""
 
     def save(self, directory: str) -> str:
         """Writes it; gives the path."""

@@ -34,7 +34,7 @@ def measure(where: Places) -> dict[str, Any]:
         A dict that JSON can hold: ``series``, a list of dicts with a title, what is on the axis
         (`against`, `xs`, and `labels` for people), and lists of ``seconds`` and of ``bytes``.
     """
-    by_size = [KIB, MIB, 256 * MIB, 4 * GIB, 16 * GIB]
+    by_size = [KIB, 64 * KIB, 4 * MIB, 256 * MIB, 16 * GIB]
     by_count = [1, 100, 10_000] if where.quick else [1, 10, 100, 1_000, 10_000, 100_000]
     by_workers = [2, 4] if where.quick else [2, 4, 8, 16]
     by_nodes = [1, 10, 100] if where.quick else list(handshake_scale.SIZES)

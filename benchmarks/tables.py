@@ -49,10 +49,17 @@ def heading(found: Sequence[GroupResult], missing: Sequence[str] = ()) -> str:
     rounds = min(len(times) for group in found for x in group.lines for times in x.wall_s.values())
     left_out = f" Not installed, so left out: {', '.join(missing)}." if missing else ""
     return (
-        f"Measured by `{found[0].command}` in {minutes:.1f} minutes, medians of {rounds} rounds,"
+        f"Measured by `{found[0].command}`, {minutes:.1f} minutes in all{_when(found)}, medians of"
+        f" {rounds} rounds,"
         f" on: {facts(found[0].machine)}. The load average before and after the groups was"
-        f" {min(loads):.1f} to {max(loads):.1f}, most of it the measurement's own.{left_out}"
+        f" {min(loads):.1f} to {max(loads):.1f}.{left_out}"
     )
+
+
+def _when(found: Sequence[GroupResult]) -> str:
+    """When the groups were measured: not always in one go."""
+    times = sorted(group.started for group in found)
+    return f", groups started from {times[0]} to {times[-1]} UTC" if times[0] else ""
 
 
 def full(found: Sequence[GroupResult]) -> str:
@@ -88,15 +95,14 @@ def summary(found: Sequence[GroupResult]) -> str:
     columns = ("tensordict", "plain torch RPC")
     rows = []
     for line in summarised(found):
-        base = LIMIT if LIMIT in line.wall_s else OURS
-        ratios = line.ratios_to(base)
+        ratios = line.ratios
         others = [f"{n} {ratio(r)}" for n, r in ratios.items()
                   if n not in (OURS, LIMIT, *columns)]  # fmt: skip
         rows.append(
             (
                 line.summary,
                 duration(line.median_s(OURS)),
-                f"**{ratio(ratios[OURS])}**" if base == LIMIT else "",
+                f"**{ratio(ratios[OURS])}**",
                 *(ratio(ratios[name]) if name in ratios else "" for name in columns),
                 ", ".join(others),
             )
@@ -105,8 +111,8 @@ def summary(found: Sequence[GroupResult]) -> str:
 
 
 def summarised(found: Sequence[GroupResult]) -> list[Result]:
-    """The lines of the short table."""
-    return [line for group in found for line in group.lines if line.summary]
+    """The lines of the short table, which all have a limit."""
+    return [x for group in found for x in group.lines if x.summary and LIMIT in x.wall_s]
 
 
 def scale(form: dict[str, Any]) -> str:

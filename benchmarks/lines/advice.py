@@ -105,13 +105,13 @@ def _cold_scan(places: Places, rows: int) -> Line:
     return Line(
         f"read {rows * ROW_BYTES >> 20} MiB in order, not in memory, disk",
         {
-            "mmrpc": way("willneed"),
-            "mmrpc, sequential": way("sequential"),
+            "mmrpc": way("sequential"),
+            "mmrpc, willneed": way("willneed"),
             "mmrpc, no advice": way(None),
             "limit": Alternative(limit, before=lambda: _evict_file(path)),
         },
         how_limit="read(2) in pieces of 4 MiB",
-        note='advise("willneed")',
+        note='advise("sequential")',
     )
 
 

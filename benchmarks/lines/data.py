@@ -77,7 +77,6 @@ def _per_item(ds: MappedDataset, mapped: torch.Tensor, rows: Any, count: int) ->
         },
         1.3,
         how_limit="a plain tensor on the mapping, indexed",
-        summary="DataLoader, item by item",
     )
 
 

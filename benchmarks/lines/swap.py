@@ -101,9 +101,6 @@ def lines(places: Places) -> Iterator[Line]:
                 ways(lambda program: program.exchange(mib)),  # noqa: B023
                 calls=100 if mib < 1 else 2,
                 pids=pids,
-                summary="a program whose import is swapped, 64 MiB sent and back"
-                if mib == 64
-                else "",
             )
         seconds = 0.25 if places.quick else 1.0
         yield Line(
@@ -111,5 +108,4 @@ def lines(places: Places) -> Iterator[Line]:
             ways(lambda program: time.sleep(seconds)),
             pids=pids,
             of_cpu=True,
-            summary="CPU of two idle RPC processes in a second" if seconds == 1 else "",
         )

@@ -125,7 +125,6 @@ def _send_again(places: Places, tensors: dict[str, torch.Tensor]) -> Line:
         1.5,
         calls=20,
         how_limit="a name by torch's RPC",
-        summary="send many small tensors again, in one call",
     )
 
 
