@@ -57,7 +57,9 @@ def plan(
     path = creation.absolute_path(directory, writing=True)
     made_directory = treedir.make_directory(path)
     if os.path.lexists(os.path.join(path, treemeta.META)):
-        raise PathExistsError("a dataset is there already", path=path)
+        raise PathExistsError(
+            "a dataset is there already", path=path, hint="Remove it, or choose another directory."
+        )
     state = os.path.join(path, _STATE)
     if not treedir.make_directory(state):
         raise PathExistsError(

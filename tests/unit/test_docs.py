@@ -39,7 +39,8 @@ def test_links_lead_somewhere(document) -> None:
 
 @pytest.mark.parametrize("program", marked("python"))
 def test_program_runs(program: str, tmp_path) -> None:
-    """A block that is marked as Python is a program that ends well."""
+    """A block that is marked as Python is a program that ends well, again and again."""
+    run(program, tmp_path)
     run(program, tmp_path)
 
 

@@ -27,8 +27,9 @@ def test_example_runs(tmp_path) -> None:
 
 
 def test_data_program_runs(tmp_path) -> None:
-    """The program with a dataset, a safetensors file and a tree ends well."""
-    run(blocks(README, "python")[1], tmp_path)
+    """The program with a dataset, a safetensors file and a tree ends well, again and again."""
+    for _ in range(2):
+        run(blocks(README, "python")[1], tmp_path)
 
 
 @pytest.mark.timeout(110)
