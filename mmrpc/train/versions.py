@@ -179,23 +179,31 @@ class Versions:
             PathError: If it cannot be written.
         """
         path = self.path(number)
+        exists = os.path.lexists(path)
+        if exists and number <= self._announced_number():
+            version = Version.open(path)
+            if not version.arena.has_same_values(arena):
+                raise PathExistsError(
+                    "it was published with other values",
+                    path=path,
+                    hint="Give each training a directory of its own.",
+                )
+            self._point_to(version)
+            return version
         metadata = {_VERSION: str(number)}
         if self._digest:
             metadata[_DIGEST] = arena.digest()
-        exists = os.path.lexists(path)
-        is_announced = exists and number <= self._announced_number()
-        if not is_announced:  # what is there was left by one who was killed
-            arena.write_copy(path, metadata, durable=self._durable, existsok=exists)
+        # What is there was left by one who was killed.
+        arena.write_copy(path, metadata, durable=self._durable, existsok=exists)
+        try:
             if post_write is not None:
                 post_write(path)
-        version = Version.open(path)
-        if is_announced and not version.arena.has_same_values(arena):
-            raise PathExistsError(
-                "it was published with other values",
-                path=path,
-                hint="Give each training a directory of its own.",
-            )
-        self._point_to(version)
+            version = Version.open(path)
+            self._point_to(version)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
         return version
 
     def _announced_number(self) -> int:

@@ -15,6 +15,7 @@ from mmrpc.core.trees import directory as treedir
 from mmrpc.errors import (
     ConfigError,
     LayoutError,
+    NoSpaceError,
     NotRegularFileError,
     PathError,
     PathExistsError,
@@ -316,7 +317,6 @@ def test_a_version_of_another_module_is_refused(tmp_path, arena) -> None:
 def test_a_failed_publish_leaves_the_version_before(tmp_path, arena, monkeypatch) -> None:
     """Without space nothing is announced and nothing is left behind."""
     from mmrpc.core import files
-    from mmrpc.errors import NoSpaceError
 
     versions = Versions(tmp_path)
     publish(versions, arena, 1)
@@ -329,3 +329,20 @@ def test_a_failed_publish_leaves_the_version_before(tmp_path, arena, monkeypatch
         publish(versions, arena, 2)
     assert latest(tmp_path).number == 1
     assert versions.numbers() == [1]
+
+
+def test_without_space_for_the_pointer_nothing_is_left(tmp_path, arena, monkeypatch) -> None:
+    """A version that cannot be announced takes no space from the next try."""
+
+    def full(path: str, *_: object, **__: object) -> None:
+        raise NoSpaceError("no space", path=path)
+
+    versions = Versions(tmp_path)
+    publish(versions, arena, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(treedir, "write_small", full)
+        with pytest.raises(NoSpaceError, match="CURRENT"):
+            publish(versions, arena, 2)
+    assert versions.numbers() == [1]
+    publish(versions, arena, 2)
+    assert latest(tmp_path).tensors["x"].tolist() == [2] * 4
