@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mmrpc.rpc.handshake import table
+
 Proof = Literal["nonce", "id-file", "content", "declared", "one-host"]
 """How it is known that all nodes mean the same by a mount.
 
@@ -135,7 +137,7 @@ class NodeReport(Frozen):
 
 
 class PathReport(Frozen):
-    """What the nodes proved to each other.
+    """What the nodes proved to each other; printed, a table.
 
     Attributes:
         nodes: The nodes, in order of their first rank.
@@ -146,6 +148,9 @@ class PathReport(Frozen):
     nodes: tuple[NodeReport, ...] = ()
     mounts: tuple[MountReport, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(table.lines(self))
 
     def get(self, mount: str, node: str) -> MountReport:
         """Gives one cell of the matrix.

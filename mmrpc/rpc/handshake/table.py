@@ -14,11 +14,12 @@ LEAD = "mmrpc: "
 
 
 def render(report: PathReport) -> str:
+    """Gives the lines with their lead."""
+    return "\n".join(LEAD + line for line in lines(report))
+
+
+def lines(report: PathReport) -> Iterator[str]:
     """Gives the nodes, what each proved about each mount, and the warnings."""
-    return "\n".join(LEAD + line for line in _lines(report))
-
-
-def _lines(report: PathReport) -> Iterator[str]:
     workers = sum(len(node.ranks) for node in report.nodes)
     names = ", ".join(f"{node.node} ({node.address})" for node in report.nodes)
     yield f"{workers} workers have met, on {names}"

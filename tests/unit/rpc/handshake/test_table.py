@@ -34,6 +34,7 @@ def test_nodes_mounts_and_warnings_are_told() -> None:
     assert lines[3].split() == ["data", "b", "s3://bucket", "s3fs", "1", "no", "-", "-", "-"]
     assert lines[1].index("READ") == lines[2].index("yes")
     assert lines[4] == "warning: torch differs"
+    assert str(report).splitlines() == lines
 
 
 def test_a_cluster_without_mounts_is_one_line() -> None:
