@@ -10,13 +10,11 @@ All three run this file; only the config says where.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 
 import mmrpc.rpc as rpc
 from mmrpc import MemoryMappedTensor
-from mmrpc.config import load_config
 
 
 def double(x: torch.Tensor) -> float:
@@ -34,9 +32,7 @@ def serve() -> None:
 def ask() -> None:
     """The role ``client``: sends a reference and finds in its own tensor what the server wrote."""
     rpc.init_rpc()
-    name, node = os.environ["MMRPC_WORKER"], os.environ["MMRPC_NODE"]
-    scratch = load_config(os.environ["MMRPC_CLUSTER"]).nodes[node].mounts["scratch"]
-    file = Path(scratch) / f"echo-{os.environ['MMRPC_RUN_ID']}-{name}"
+    file = f"mount://scratch/echo-{os.environ['MMRPC_RUN_ID']}-{os.environ['MMRPC_WORKER']}"
     x = MemoryMappedTensor.ones(1 << 20, filename=file)
     try:
         message_nbytes = rpc.message_nbytes(double, (x,))
@@ -46,5 +42,5 @@ def ask() -> None:
             f"and found {total:g} in all"
         )
     finally:
-        file.unlink()
+        os.unlink(x.filename)
         rpc.shutdown()

@@ -33,11 +33,16 @@ def make_optimizer(parameters) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
+def tell(line: object) -> None:
+    """Prints a line with its end in one write, since the processes share their output."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def serve(directory: str) -> None:
     with ParameterServer(make_model(), make_optimizer, directory, trainers=TRAINERS) as server:
         while not server.wait(timeout_s=0.5):
-            print(server.progress(), flush=True)
-        print(f"the last version is {server.version.filename}")
+            tell(server.progress())
+        tell(f"the last version is {server.version.filename}")
 
 
 def train(rank: int) -> None:
@@ -49,7 +54,7 @@ def train(rank: int) -> None:
             loss.backward()
             trainer.step(loss=loss.item())
             if step % 50 == 0 or step == STEPS - 1:
-                print(f"worker{rank}: step {step}, loss {loss.item():.3f}", flush=True)
+                tell(f"worker{rank}: step {step}, loss {loss.item():.3f}")
 
 
 def work(rank: int, port: int, directory: str) -> None:

@@ -44,6 +44,11 @@ def make_optimizer(parameters) -> torch.optim.Optimizer:
     return torch.optim.SparseAdam(list(parameters), lr=0.05)
 
 
+def tell(line: str) -> None:
+    """Prints a line with its end in one write, since the processes share their output."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def serve(directory: str) -> None:
     model = PairModel()
     before = model.table.weight.detach().clone()
@@ -53,8 +58,8 @@ def serve(directory: str) -> None:
         while not server.wait(timeout_s=0.5):
             pass
         changed = (model.table.weight != before).any(1).sum().item()
-        print(f"{server.step_number} steps changed {changed} of {ROWS:,} rows")
-        print(f"loss {server.progress().loss:.3f}", flush=True)
+        tell(f"{server.step_number} steps changed {changed} of {ROWS:,} rows")
+        tell(f"loss {server.progress().loss:.3f}")
 
 
 def train(rank: int) -> None:
@@ -69,9 +74,7 @@ def train(rank: int) -> None:
             loss.backward()
             nbytes = trainer.push_nbytes()
             trainer.step(loss=loss.item())
-        print(
-            f"worker{rank}: pushes of {nbytes:,} B, a table of {ROWS * WIDTH * 4:,} B", flush=True
-        )
+        tell(f"worker{rank}: pushes of {nbytes:,} B, a table of {ROWS * WIDTH * 4:,} B")
 
 
 def work(rank: int, port: int, directory: str) -> None:

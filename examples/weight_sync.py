@@ -28,6 +28,11 @@ def make_policy() -> nn.Module:
     return nn.Linear(3, 1, bias=False)
 
 
+def tell(line: str) -> None:
+    """Prints a line with its end in one write, since the processes share their output."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def learn(directory: str, done: Event) -> None:
     """Stands for a learner: it moves the policy to a target, and publishes each update."""
     policy = make_policy()
@@ -54,10 +59,9 @@ def act(number: int, directory: str, done: Event) -> None:
                 policy(torch.randn(100, 3))
             episodes += 1
         error = (policy.weight[0] - TARGET).abs().max().item()
-        print(
+        tell(
             f"actor {number}: {episodes} episodes, {versions} of {UPDATES} versions, "
-            f"ends at version {follower.current.number}, {error:.4f} from the target",
-            flush=True,
+            f"ends at version {follower.current.number}, {error:.4f} from the target"
         )
         if error > 0.01:
             raise SystemExit("the policy did not get there")

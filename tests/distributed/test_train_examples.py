@@ -25,7 +25,8 @@ def run_example(name: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         timeout=150,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Unbuffered, each `write` of a process is seen by itself, between those of others.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -36,6 +37,9 @@ def test_parameter_server() -> None:
     printed = run_example("parameter_server.py", "100")
     losses = [float(text) for text in re.findall(r"worker1: step \d+, loss ([\d.]+)", printed)]
     assert losses[-1] < losses[0] / 2
+    lines = [line for line in printed.splitlines() if line.startswith("worker")]
+    assert len(lines) == 2 * 3
+    assert all(re.fullmatch(r"worker\d: step \d+, loss [\d.]+", line) for line in lines)
     assert "v000000000100.safetensors" in printed
 
 
