@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ _INIT_TIMEOUT_LEAST_S = 30.0
 
 _resolver_before: Resolver | None = None
 _kept: KeepingResolver | None = None
+_group = 0
+"""Number of the group that this process is in, or was in last."""
+_is_fork = False
+_leaving = threading.RLock()  # a signal's handler may leave, too
 
 
 def init_rpc(
@@ -80,13 +85,19 @@ def init_rpc(
         ConfigError: If the config is wrong, or the environment lacks what was left out.
         HandshakeError: If workers are absent or do not fit together, on every rank that came;
             or if the nodes do not prove what the config asks for.
+        RpcError: If this process was forked from one that has been a worker.
     """
-    global _kept, _resolver_before
+    global _group, _kept, _resolver_before
     rank, world_size = _place(rank, world_size)
     if name is None:
         name = os.environ.get("MMRPC_WORKER") or f"worker{rank}"
     if torchrpc.is_initialized():
         raise RuntimeError("RPC is already initialized")
+    if _is_fork:
+        raise RpcError(
+            "RPC cannot begin in a process that was forked from a worker",
+            hint="Start it by multiprocessing's spawn or forkserver, or before init_rpc.",
+        )
     if cluster is None:
         cluster = os.environ.get("MMRPC_CLUSTER")
     resolver: Resolver
@@ -115,6 +126,7 @@ def init_rpc(
         starting.stop()
         _forget()
         raise
+    _group += 1
     atexit.register(_leave_at_exit)
 
 
@@ -133,22 +145,37 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     """
     if not torchrpc.is_initialized():
         return
-    together = False
-    error: RpcError | None = None
+    group, together, was_in = _group, False, True
+    error: RuntimeError | None = None
     try:
         if graceful:
             error = gathering.gather(timeout or None) if _is_static_group() else None
             together = error is None
+    except RuntimeError as failure:
+        error = failure
     finally:
         # Also when the wait was interrupted: an agent that is left behind keeps the process.
-        try:
-            _leave(together)
-        finally:
-            executor.restart()
-            _forget()
-            atexit.unregister(_leave_at_exit)
-    if error is not None:
+        with _leaving:
+            was_in = _is_in(group)
+            if was_in:
+                _leave_and_forget(together)
+    # If another thread has left meanwhile, that is all that went wrong here.
+    if error is not None and was_in:
         raise error
+
+
+def _is_in(group: int) -> bool:
+    """Whether this process is still in a group; another thread may have left it."""
+    return group == _group and torchrpc.is_initialized()
+
+
+def _leave_and_forget(graceful: bool) -> None:
+    try:
+        _leave(graceful)
+    finally:
+        executor.restart()
+        _forget()
+        atexit.unregister(_leave_at_exit)
 
 
 def _leave(graceful: bool) -> None:
@@ -250,3 +277,18 @@ def _devices(options: torchrpc.RpcBackendOptions | None) -> list[torch.device]:
 
 def _is_static_group() -> bool:
     return bool(getattr(torchrpc.agent(), "is_static_group", True))
+
+
+def _in_child() -> None:
+    global _kept, _is_fork, _leaving, _resolver_before
+    _is_fork = _group > 0
+    _leaving = threading.RLock()
+    atexit.unregister(_leave_at_exit)
+    cluster_group.forget()
+    gathering.reset()
+    if _resolver_before is not None:
+        set_resolver(_resolver_before)
+        _resolver_before = _kept = None
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -10,6 +10,7 @@ left its group.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -117,3 +118,11 @@ def restart() -> None:
     global _threads
     _threads.stop(_GRACE_S)
     _threads = CallThreads()
+
+
+def _in_child() -> None:
+    global _threads
+    _threads = CallThreads()  # threads are not inherited, and a lock may be held for good
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -7,6 +7,8 @@ be lost before the group exists.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -107,7 +109,22 @@ def start_at(
         raise
     finally:
         options.init_method = init_method
-        _store = None
+
+
+def _in_child() -> None:
+    """A child is in no group: what it has of its parent's lacks the threads that serve it.
+
+    It is left as it is, since its end would wait for those threads.
+    """
+    if _store is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_store))
+    reset = getattr(torchrpc.rpc.api, "_reset_current_rpc_agent", None)
+    if torchrpc.is_initialized() and reset is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(torchrpc.agent()))
+        reset()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def stop() -> None:
