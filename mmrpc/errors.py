@@ -30,7 +30,10 @@ they survive pickling, so the node that asked sees what the node that failed saw
 from __future__ import annotations
 
 import errno as _errno
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+_LONG_FIELDS: Final = ("reason", "hint", "problems", "traceback")
+"""What a repr has in its place, or leaves to `str` and the attributes."""
 
 
 class MmrpcError(RuntimeError):
@@ -81,6 +84,11 @@ class MmrpcError(RuntimeError):
         subject = self._subject()
         text = f"{subject}: {self.reason}" if subject else self.reason
         return f"{text}. {self.hint}" if self.hint else text
+
+    def __repr__(self) -> str:
+        told = ((name, getattr(self, name)) for name in self.fields if name not in _LONG_FIELDS)
+        others = (f", {name}={value!r}" for name, value in told if value is not None)
+        return f"{type(self).__name__}({self.reason!r}{''.join(others)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: getattr(self, name) for name in self.fields}

@@ -156,3 +156,20 @@ def test_text_with_backslash_and_unicode_survives() -> None:
     """What torch's own error text would mangle arrives as it was."""
     error = PathError("caf\N{LATIN SMALL LETTER E WITH ACUTE} \\x41\\N{DASH}", path="/a\\b")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_repr_tells_what_it_is_about(cls) -> None:
+    """A repr has the reason and each short attribute that is set, so a list of errors is of use."""
+    assert repr(cls("no such file")) == f"{cls.__name__}('no such file')"
+    shown = repr(full(cls))
+    for name in set(cls.fields) - {"reason", "hint", "problems", "traceback"}:
+        assert f", {name}='value of {name}'" in shown
+    assert "hint" not in shown
+
+
+def test_repr_of_a_path_error() -> None:
+    """Node and path are in it, as the caller of another node sees it too."""
+    error = errors.PathNotFoundError("no such file", node="w1", path="/x", hint="Mount it.")
+    told = "PathNotFoundError('no such file', node='w1', path='/x')"
+    assert repr(error) == repr(pickle.loads(pickle.dumps(error))) == told
