@@ -27,12 +27,12 @@ def inspect(
 
     Exits with 3 if it cannot be opened.
     """
-    from mmrpc.errors import LayoutError, PathError
+    from mmrpc.errors import MmrpcError
 
     try:
         text = what if what.lstrip().startswith("{") else _reference_in(what)
         found = _describe_reference(text) if text is not None else _describe_file(what)
-    except (LayoutError, PathError) as error:
+    except MmrpcError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(3) from None
     if as_json:

@@ -51,7 +51,7 @@ def path_error(
             return PathNotFoundError(
                 "its directory does not exist", path=path, node=node, hint="Create it first."
             )
-        return PathNotFoundError("no such file", path=path, node=node, hint=_nearest_existing(path))
+        return PathNotFoundError("no such file", path=path, node=node, hint=nearest_existing(path))
     if number == errno.EEXIST:
         return PathExistsError(
             "a file with that name exists",
@@ -85,10 +85,11 @@ _LINK_HINT = "Give the path that it points to; a link can be pointed elsewhere a
 _OTHER_HINT = "Only the bytes of a regular file can be mapped: was it replaced?"
 
 
-def _nearest_existing(path: str) -> str:
+def nearest_existing(path: str) -> str:
+    """A hint for a path that is missing: how much of it is there."""
     parent = os.path.dirname(path)
     if os.path.isdir(parent):
-        return "Its directory exists: was the file moved, deleted, or not written yet?"
+        return "Its directory exists: was it moved, deleted, or not written yet?"
     while parent and parent != "/" and not os.path.exists(parent):
         parent = os.path.dirname(parent)
     return f"Of its path, only {parent!r} exists: is the file system mounted?"

@@ -16,7 +16,7 @@ from mmrpc.data.batches import Batch, Rows, Transform
 from mmrpc.data.order import Order, Range
 from mmrpc.data.schema import Schema, rows_of
 from mmrpc.data.views import Views
-from mmrpc.errors import LayoutError
+from mmrpc.errors import LayoutError, PathNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class MappedDataset(Views):
         # Of a URL, each file is looked up by itself: a remote one is copied here first.
         is_url = creation.is_url(place)
         place = place.removesuffix("/") if is_url else creation.absolute_path(place)
-        schema = Schema.read(formats.local_copy(f"{place}/{treemeta.META}"))
+        schema = _read_schema(place)
         columns = {
             name: MemoryMappedTensor.from_filename(
                 formats.local_copy(treedir.leaf_path(place, name)),
@@ -357,6 +357,23 @@ class MappedDataset(Views):
         }
         form = (packed, self._order.rows, self._order.steps, self._transforms, self.is_closed)
         return _open, (type(self), form)
+
+
+def _read_schema(place: str) -> Schema:
+    path = f"{place}/{treemeta.META}"
+    try:
+        return Schema.read(formats.local_copy(path))
+    except PathNotFoundError as error:
+        if error.path == place:
+            raise
+        # What looks up URLs speaks of the one file that it was asked for.
+        raise PathNotFoundError(
+            "no complete dataset is there",
+            path=place,
+            mount=error.mount,
+            node=error.node,
+            hint=error.hint,
+        ) from None
 
 
 def _open(cls: type[MappedDataset], form: tuple[Any, ...]) -> Any:

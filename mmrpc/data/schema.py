@@ -104,7 +104,7 @@ class Schema:
             PathNotFoundError: If it is not there.
             LayoutError: If it is not that of columns of equal length.
         """
-        meta = treemeta.parse(treedir.read_meta_text(path), path)
+        meta = treemeta.parse(treedir.read_meta_text(path, "dataset"), path)
         where = path
         if not meta.leaves:
             raise LayoutError(f"{where!r} names no tensors")

@@ -83,14 +83,13 @@ def _open_raw(
     from mmrpc.core.tensor import MemoryMappedTensor
 
     if dtype is None or shape is None:
-        raise LayoutError("a raw file needs both: it holds the elements alone", hint=_RAW_HINT)
+        raise LayoutError(
+            "a raw file holds the elements alone", hint="Pass both dtype= and shape=."
+        )
     if key is not None:
         raise LayoutError("a raw file has no keys")
     path = os.path.realpath(path)
     return MemoryMappedTensor.from_filename(path, dtype, shape, mode=mode or "r", offset=offset)
-
-
-_RAW_HINT = "Pass dtype= and shape=."
 
 
 def local_copy(path: str) -> str:
@@ -122,7 +121,7 @@ def _reader_for(source: Source) -> Callable[[Source], Any]:
         return safetensors.read
     raise LayoutError(
         f"{source.path!r} has none of the known formats (.safetensors, .npy, torch's .pt)",
-        hint=f"If it holds elements and nothing else: {_RAW_HINT[0].lower()}{_RAW_HINT[1:]}",
+        hint="If it has elements and nothing else: mmrpc.open(path, dtype=..., shape=...).",
     )
 
 

@@ -220,18 +220,26 @@ def read_meta(directory: str) -> Meta:
     return treemeta.parse(read_meta_text(path), path)
 
 
-def read_meta_text(path: str) -> bytes:
-    """The text of a ``meta.json``; its absence is told as what it means."""
+def read_meta_text(path: str, what: str = "tree of tensors") -> bytes:
+    """The text of a ``meta.json``; its absence is told as what it means.
+
+    Args:
+        path: Of the file.
+        what: What its directory should hold.
+    """
     try:
         return read_small(path)
-    except PathNotFoundError as error:
-        if not os.path.isdir(os.path.dirname(path)):
-            raise
-        raise PathNotFoundError(
-            "its directory has no meta.json",
-            path=error.path,
-            hint="It holds no tree of tensors, or one that is still being written.",
-        ) from None
+    except PathNotFoundError:
+        directory = os.path.dirname(path)
+        if os.path.isdir(directory):
+            reason = f"the directory holds no {what}"
+            hint = "Is it still being written? Its meta.json comes last."
+        elif os.path.lexists(directory):
+            reason, hint = "it is no directory", f"Give the directory of a {what}."
+        else:
+            reason = f"no {what} is there"
+            hint = files.nearest_existing(directory)
+        raise PathNotFoundError(reason, path=directory, hint=hint) from None
 
 
 def load(directory: str, mode: str | None, depth: int = 0) -> dict[str, Any]:

@@ -174,11 +174,14 @@ def test_a_reference_is_inspected(tmp_path):
     assert "It does not open here" in done.output
 
 
-@pytest.mark.parametrize("what", ["{}", "/no/such/file.npy", '{"a": ', "noise.json"])
+@pytest.mark.parametrize(
+    "what", ["{}", "/no/such/file.npy", '{"a": ', "noise.json", "raw", "s3://bucket/x", "."]
+)
 def test_what_cannot_be_inspected_exits_with_3(what, tmp_path, monkeypatch):
     """A broken reference or a missing file is one sentence, without a traceback."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "noise.json").write_bytes(b"\xff\x00")
+    (tmp_path / "raw").write_bytes(bytes(100))
     done = run("inspect", what)
     assert done.exit_code == 3
     assert "Traceback" not in done.output

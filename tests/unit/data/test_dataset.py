@@ -29,6 +29,8 @@ from mmrpc.errors import (
     PathNotFoundError,
     StaleReferenceError,
 )
+from mmrpc.paths.mounts import Mount, MountTable
+from mmrpc.paths.resolver import ClusterResolver
 
 N = 40
 
@@ -394,6 +396,32 @@ class TestSources:
 
 
 class TestNames:
+    def test_what_is_no_dataset_is_told_as_such(self, tmp_path: Path) -> None:
+        """The error is about the directory that was asked for, not about a file in it."""
+        (tmp_path / "file").touch()
+        (tmp_path / "empty").mkdir()
+        for name, reason in {
+            "nowhere": "no dataset is there",
+            "empty": "the directory holds no dataset",
+            "file": "it is no directory",
+        }.items():
+            with pytest.raises(PathNotFoundError, match=reason) as caught:
+                MappedDataset(tmp_path / name)
+            assert caught.value.path == str(tmp_path / name)
+            assert caught.value.hint
+
+    def test_a_url_of_no_dataset_is_told_as_such(self, tmp_path: Path) -> None:
+        """The error names the URL, its mount and the node."""
+        mounts = MountTable([Mount("data", str(tmp_path))], node="a")
+        before = set_resolver(ClusterResolver(mounts, proven={}))
+        try:
+            with pytest.raises(PathNotFoundError, match="no complete dataset is there") as caught:
+                MappedDataset("mount://data/ds")
+        finally:
+            set_resolver(before)
+        error = caught.value
+        assert (error.path, error.mount, error.node) == ("mount://data/ds", "data", "a")
+
     def test_a_url_is_looked_up_in_the_mounts(self, tmp_path: Path, ds: MappedDataset) -> None:
         """A dataset may be named by its mount; each of its files is found there."""
 
