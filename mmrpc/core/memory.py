@@ -28,7 +28,6 @@ from mmrpc.core.system.meminfo import available_bytes
 from mmrpc.errors import (
     FileTooShortError,
     NoSpaceError,
-    PathError,
     PathNotReadableError,
     StaleReferenceError,
 )
@@ -341,7 +340,7 @@ def _open(location: MemoryLocation, node: str | None) -> ForeignMemory:
             hint="Share a file that both may read.",
         ) from None
     except OSError as error:
-        raise PathError(str(error.strerror), path=_describe(location), node=node) from None
+        raise files.path_error(error, _describe(location), node=node) from None
     try:
         status = os.fstat(fd)
         if status.st_ino != location.inode:

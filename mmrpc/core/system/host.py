@@ -7,6 +7,7 @@ and the PID namespace, since it is reached through ``/proc/<pid>``.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -45,11 +46,17 @@ def memory_host_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, or None if it has ended."""
+    """Start time of a process in clock ticks since boot, or None if it has ended.
+
+    Raises:
+        OSError: If this process has no descriptor left to look with.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return None
     # The command, in parentheses, may hold spaces and parentheses itself; see proc(5).
     state, *fields = stat[stat.rindex(b")") + 2 :].split()
@@ -64,8 +71,14 @@ def own_start_time() -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether the process that had this PID and start time still runs on this host."""
-    return start_time(pid) == started
+    """Whether the process that had this PID and start time still runs on this host.
+
+    Without a descriptor to look with it counts as alive: what is its own stays its own.
+    """
+    try:
+        return start_time(pid) == started
+    except OSError:
+        return True
 
 
 def _forget() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -97,3 +98,15 @@ def test_command_with_parentheses(tmp_path: Path) -> None:
             assert host.start_time(process.pid) >= host.own_start_time()
         finally:
             process.kill()
+
+
+def test_without_a_descriptor_everyone_counts_as_alive(monkeypatch):
+    """Who cannot look must not take for dead, and give away, what is a living process's."""
+
+    def full(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(host, "open", full, raising=False)
+    assert host.is_alive(os.getpid(), 1)
+    with pytest.raises(OSError, match="Too many open files"):
+        host.start_time(os.getpid())
