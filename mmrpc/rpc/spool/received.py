@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 
 from mmrpc.core import memory
+from mmrpc.core.resolver import get_resolver
 from mmrpc.errors import StaleReferenceError
 from mmrpc.rpc.spool.control import Control
 from mmrpc.rpc.spool.sweeper import IDLE_S, Sweeper
@@ -64,6 +65,7 @@ def take(ticket: Ticket) -> torch.Tensor:
         raise StaleReferenceError(
             "its sender has used the memory for another tensor",
             path=mapping.describe(),
+            node=get_resolver().node,
             hint="The message came after its time: send the tensor again.",
         )
     hold = _Hold(mapping, ticket.number)
@@ -85,7 +87,9 @@ def _map(ticket: Ticket) -> Mapping:
         found = _mapped.get(key)
         if found is None:
             _drop(lambda kept: bool(Control.from_address(kept.mapping.address).retired))
-            found = _mapped[key] = _Mapped(memory.attach(slot, ticket.layout.end_bytes))
+            node = get_resolver().node
+            attached = memory.attach(slot, ticket.layout.end_bytes, node=node)
+            found = _mapped[key] = _Mapped(attached)
         found.used_s = time.monotonic()
         mapping = found.mapping
     _sweeper.arm()
