@@ -8,7 +8,7 @@ from mmrpc.train.messages import Link, Pushed
 from mmrpc.train.publisher import Publisher
 from mmrpc.train.server import ParameterServer
 from mmrpc.train.trainer import Trainer
-from mmrpc.train.versions import Version, latest
+from mmrpc.train.version import Version, latest
 
 __all__ = [
     "Follower",

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mmrpc.train.state import TrainingState
-    from mmrpc.train.versions import Version, Versions
+    from mmrpc.train.version import Version
+    from mmrpc.train.versions import Versions
 
 _log = logging.getLogger("mmrpc.train")
 _PROBE_S: Final = 1.0

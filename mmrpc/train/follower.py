@@ -11,7 +11,7 @@ from mmrpc.core.creation import absolute_path
 from mmrpc.errors import PathError, PathNotFoundError
 from mmrpc.paths.visibility import until_visible
 from mmrpc.train import arguments, attach, leases
-from mmrpc.train.versions import LEASES, Announced, Version, announced
+from mmrpc.train.version import Announced, Version, announced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,7 +155,7 @@ class Follower:
             return
         try:
             if self._lease is None:
-                self._lease = leases.Reader(os.path.join(self._directory, LEASES))
+                self._lease = leases.Reader(os.path.join(self._directory, leases.DIRECTORY))
             self._lease.hold(number)
             self._held_number, self._held_s = number, time.monotonic()
         except PathError as error:

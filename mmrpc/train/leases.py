@@ -23,6 +23,8 @@ from mmrpc.errors import MmrpcError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DIRECTORY: Final = "leases"
+"""The directory of the leases, in that of the versions."""
 _SUFFIX: Final = ".json"
 _MAX_BYTES: Final = 4096
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mmrpc.core.tensor import MemoryMappedTensor
     from mmrpc.train.arena import Arena
     from mmrpc.train.table import Spec
-    from mmrpc.train.versions import Version
+    from mmrpc.train.version import Version
 
 Consistency = Literal["live", "published"]
 Rows = tuple["torch.Tensor", "torch.Tensor"]

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Self
 from mmrpc.errors import LayoutError, MmrpcError
 from mmrpc.train import arguments, attach, locking
 from mmrpc.train.arena import Arena
-from mmrpc.train.versions import Version, Versions
+from mmrpc.train.versions import Versions
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
     from torch import nn
+
+    from mmrpc.train.version import Version
 
 _LOOK_AGAIN_S = 0.01
 

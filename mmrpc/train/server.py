@@ -9,7 +9,7 @@ from mmrpc.train import arguments, attach, locking, registry
 from mmrpc.train.coordinator import Coordinator, Progress
 from mmrpc.train.rounds import Policy, Update
 from mmrpc.train.state import TrainingState
-from mmrpc.train.versions import Version, Versions
+from mmrpc.train.versions import Versions
 
 if TYPE_CHECKING:
     import os
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mmrpc.train.messages import Consistency
     from mmrpc.train.optimizers import Factory
+    from mmrpc.train.version import Version
 
 _log = logging.getLogger("mmrpc.train")
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from mmrpc.train.versions import Version, Versions
+    from mmrpc.train.version import Version
+    from mmrpc.train.versions import Versions
 
 FILE_NAME: Final = "live.safetensors"
 # One more than the numbers of the last step begun and the last one done; zeros: nothing is there.

@@ -25,7 +25,8 @@ from mmrpc.errors import (
 from mmrpc.train import leases
 from mmrpc.train.arena import Arena
 from mmrpc.train.table import Spec
-from mmrpc.train.versions import Version, Versions, announced, latest
+from mmrpc.train.version import Version, announced, latest
+from mmrpc.train.versions import Versions
 
 
 @pytest.fixture
