@@ -13,6 +13,8 @@ from torch._C._distributed_rpc import RpcBackendOptions, WorkerInfo
 from torch.distributed.rpc import internal as _internal
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
+from mmrpc.errors import RpcError
+
 __all__ = ["Peer", "RpcBackendOptions", "WorkerInfo"]
 
 Peer: TypeAlias = str | int | WorkerInfo
@@ -30,6 +32,9 @@ autograd: Any = _autograd
 internal: Any = _internal
 """torch's own pickling of calls."""
 
+
+_MOST_NAMED = 20
+"""How many workers an error names."""
 
 _api: Any = _rpc.api
 _invoke_any: Any = getattr(_api, "_invoke_rpc", None)
@@ -56,16 +61,32 @@ def worker_info(to: Peer) -> WorkerInfo:
     """Gives what torch knows of a worker.
 
     Raises:
-        RuntimeError: torch's, if there is no such worker, or no group.
+        RpcError: If the group has no such worker.
+        RuntimeError: torch's, if there is no group.
     """
     if isinstance(to, WorkerInfo):
         return to
     if not isinstance(to, (str, int)):
         raise ValueError(f"a worker is named by its name, rank or WorkerInfo, not {to!r}")
-    # The public function is asked for its error: where there is no group yet.
+    # Where there is no group yet, the public function is asked for its error.
     group = agent() if is_initialized() else rpc
-    info: WorkerInfo = group.get_worker_info(to)
+    try:
+        info: WorkerInfo = group.get_worker_info(to)
+    except RuntimeError as error:
+        if not is_initialized():
+            raise
+        raise _unknown(to) from error
     return info
+
+
+def _unknown(worker: str | int) -> RpcError:
+    names = sorted(info.name for info in agent().get_worker_infos())
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return RpcError(
+        "no worker of this group has that " + ("name" if isinstance(worker, str) else "rank"),
+        hint=f"The group has {', '.join(names[:_MOST_NAMED])}{more}.",
+        peer=str(worker),
+    )
 
 
 def own_name() -> str:

@@ -241,6 +241,7 @@ def call_everything(rank: int, path: str) -> dict[str, Any]:
     found["_wait_all"] = outcome(fail_in_wait_all)
     found["self"] = rpc.rpc_sync("worker0", len, ([1, 2],))
     found["unknown"] = outcome(lambda: rpc.rpc_sync("nobody", len, ([],)))
+    found["unknown rank"] = outcome(lambda: rpc.remote(7, len, ([],)))
     found["no function"] = outcome(lambda: rpc.rpc_sync("worker1", 3))
     found["unpicklable argument"] = outcome(lambda: rpc.rpc_async("worker1", len, (lambda: 0,)))
     x = MemoryMappedTensor.from_tensor(torch.zeros(4, 2), filename=path)
@@ -371,11 +372,13 @@ def test_an_exception_as_a_result_is_a_value(found: dict[str, Any]) -> None:
 
 
 def test_workers_are_named_in_every_way_of_torch(found: dict[str, Any]) -> None:
-    """By name, rank and WorkerInfo, itself included; an unknown name is torch's error."""
+    """By name, rank and WorkerInfo, itself included; an unknown one is an error that names all."""
     assert found["rank"] == found["info"] == "worker1"
     assert found["self"] == 2
-    assert found["unknown"].cls is RuntimeError
-    assert "nobody" in found["unknown"].message
+    for unknown, kind in (("unknown", "name"), ("unknown rank", "rank")):
+        assert found[unknown].cls is errors.RpcError
+        assert f"no worker of this group has that {kind}" in found[unknown].message
+        assert "The group has worker0, worker1." in found[unknown].message
 
 
 def test_torchs_wait_all_block_raises_failures(found: dict[str, Any]) -> None:
