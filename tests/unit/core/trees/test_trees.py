@@ -166,7 +166,7 @@ class TestBadDirectories:
         """A missing directory, and one whose tree is not complete yet."""
         with pytest.raises(PathNotFoundError, match="no tree of tensors is there"):
             mmrpc.load_tree(tmp_path / "none")
-        with pytest.raises(PathNotFoundError, match=r"no meta\.json"):
+        with pytest.raises(PathNotFoundError, match="the directory holds no tree of tensors"):
             mmrpc.load_tree(tmp_path)
 
     @pytest.mark.parametrize(
