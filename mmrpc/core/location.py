@@ -1,18 +1,14 @@
-"""Where the bytes of a tensor are: pure data, and the seam that finds them.
+"""Where the bytes of a tensor are: what a reference carries instead of them. Pure data.
 
-A location is what a reference carries instead of bytes. Which local file a received location
-means, and whether this node may open it, is a `Resolver`'s to say: `core` has one that serves
-a single host, `init_rpc` installs the one of the cluster.
+Which local file a received location means, and whether this node may open it, is for a
+`mmrpc.core.resolver.Resolver` to say.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from mmrpc.core.mapping import Mapping
+from typing import NamedTuple
 
 
 class Mode(enum.StrEnum):
@@ -109,51 +105,3 @@ class MountLocation:
 
 
 Location = FileLocation | MemoryLocation | MountLocation
-
-
-class Resolver(Protocol):
-    """Turns what is mapped here into a location, and a received location into what is mapped."""
-
-    @property
-    def node(self) -> str | None:
-        """Name of this node (or worker) for errors."""
-
-    def locate(self, mapping: Mapping) -> Location:
-        """Says where a mapping's bytes are, for others.
-
-        Raises:
-            NotSharedError: If nobody else can reach them.
-            StaleReferenceError: If the path no longer names the mapped file.
-        """
-
-    def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
-        """Gives the live mapping of a location, opened and checked, or reused and checked.
-
-        Args:
-            location: What was received. Nothing in it may be trusted.
-            mode: How to map it.
-            needed_bytes: Bytes that it must at least have.
-
-        Raises:
-            PathError: The subclass that fits; nothing was created or changed.
-        """
-
-    def local_path(self, url: str, *, writing: bool) -> str:
-        """Gives the absolute path that a URL stands for here; nothing is looked at or copied.
-
-        Args:
-            url: Of a file or a directory, which need not exist.
-            writing: Whether something is to be made there.
-
-        Raises:
-            ConfigError: If this process knows no such mount.
-            PathError: If it is in no directory of this node, or in one that is not for writing.
-        """
-
-    def local_copy(self, url: str) -> str:
-        """Gives the absolute path of a file that a URL names, copied to this node if need be.
-
-        Raises:
-            ConfigError: If this process knows no such mount.
-            PathError: If the file is missing or cannot be copied.
-        """

@@ -1,9 +1,12 @@
-"""The resolver of one host, which serves until a cluster's is installed, and the one in use."""
+"""`Resolver`, the seam between tensors and the places where their bytes are, and the one in use.
+
+`core` has one that serves a single host; `init_rpc` installs that of the cluster.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Protocol
 
 from mmrpc.core import mapping, memory
 from mmrpc.core.location import (
@@ -13,13 +16,60 @@ from mmrpc.core.location import (
     MemoryLocation,
     Mode,
     MountLocation,
-    Resolver,
 )
 from mmrpc.core.mapping import FileMapping, Mapping
 from mmrpc.core.system import host
 from mmrpc.errors import ConfigError, NotSharedError, StaleReferenceError
 
 _USER: Final = re.compile(r"//[^/@]*@")
+
+
+class Resolver(Protocol):
+    """Turns what is mapped here into a location, and a received location into what is mapped."""
+
+    @property
+    def node(self) -> str | None:
+        """Name of this node (or worker) for errors."""
+
+    def locate(self, mapping: Mapping) -> Location:
+        """Says where a mapping's bytes are, for others.
+
+        Raises:
+            NotSharedError: If nobody else can reach them.
+            StaleReferenceError: If the path no longer names the mapped file.
+        """
+
+    def attach(self, location: Location, mode: Mode, needed_bytes: int) -> Mapping:
+        """Gives the live mapping of a location, opened and checked, or reused and checked.
+
+        Args:
+            location: What was received. Nothing in it may be trusted.
+            mode: How to map it.
+            needed_bytes: Bytes that it must at least have.
+
+        Raises:
+            PathError: The subclass that fits; nothing was created or changed.
+        """
+
+    def local_path(self, url: str, *, writing: bool) -> str:
+        """Gives the absolute path that a URL stands for here; nothing is looked at or copied.
+
+        Args:
+            url: Of a file or a directory, which need not exist.
+            writing: Whether something is to be made there.
+
+        Raises:
+            ConfigError: If this process knows no such mount.
+            PathError: If it is in no directory of this node, or in one that is not for writing.
+        """
+
+    def local_copy(self, url: str) -> str:
+        """Gives the absolute path of a file that a URL names, copied to this node if need be.
+
+        Raises:
+            ConfigError: If this process knows no such mount.
+            PathError: If the file is missing or cannot be copied.
+        """
 
 
 class HostResolver:

@@ -29,7 +29,7 @@ from mmrpc.rpc.spool import policy as spool
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from mmrpc.core.location import Resolver
+    from mmrpc.core.resolver import Resolver
 
 _LEAVE_S = 30.0
 """How long torch's own shutdown may take once every worker is in it."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from mmrpc.config import ClusterConfig, RpcConfig
-    from mmrpc.core.location import Resolver
+    from mmrpc.core.resolver import Resolver
     from mmrpc.rpc.handshake import Joined, PathReport
     from mmrpc.rpc.torchrpc import RpcBackendOptions
 

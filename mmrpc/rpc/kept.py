@@ -16,8 +16,9 @@ from mmrpc.core.location import FileLocation, Mode
 from mmrpc.core.mapping import FileMapping
 
 if TYPE_CHECKING:
-    from mmrpc.core.location import Location, Resolver
+    from mmrpc.core.location import Location
     from mmrpc.core.mapping import Mapping
+    from mmrpc.core.resolver import Resolver
 
 KEEP_S: Final = 10.0
 KEEP_AT_MOST: Final = 64

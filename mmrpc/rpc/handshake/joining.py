@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import TCPStore
 
-    from mmrpc.core.location import Resolver
+    from mmrpc.core.resolver import Resolver
 
 _MARGIN_S = 5.0
 """How much longer a rank waits than the coordinator does, so that it hears the verdict."""
