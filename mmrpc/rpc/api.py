@@ -87,7 +87,7 @@ def init_rpc(
             or if the nodes do not prove what the config asks for.
         RpcError: If this process was forked from one that has been a worker.
     """
-    global _group, _kept, _resolver_before
+    global _group
     rank, world_size = _place(rank, world_size)
     if name is None:
         name = os.environ.get("MMRPC_WORKER") or f"worker{rank}"
@@ -100,6 +100,22 @@ def init_rpc(
         )
     if cluster is None:
         cluster = os.environ.get("MMRPC_CLUSTER")
+    with rendezvous.telling_of_descriptors(rank):
+        _begin(name, backend, rank, world_size, rpc_backend_options, cluster, node)
+    _group += 1
+    atexit.register(_leave_at_exit)
+
+
+def _begin(
+    name: str,
+    backend: Any,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: torchrpc.RpcBackendOptions | None,
+    cluster: Any,
+    node: str | None,
+) -> None:
+    global _kept, _resolver_before
     resolver: Resolver
     if cluster is None:
         resolver = HostResolver(node=node or os.environ.get("MMRPC_NODE") or name)
@@ -114,9 +130,9 @@ def init_rpc(
     _resolver_before = get_resolver()
     _kept = KeepingResolver(resolver)
     set_resolver(_kept)
-    futures.set_devices(_devices(rpc_backend_options))
-    spool.configure(cluster_group.share_above_bytes())
     try:
+        futures.set_devices(_devices(rpc_backend_options))
+        spool.configure(cluster_group.share_above_bytes())
         if met is None or world_size is None or rpc_backend_options is None:
             starting.start(name, backend, rank, world_size, rpc_backend_options)
         else:
@@ -126,8 +142,6 @@ def init_rpc(
         starting.stop()
         _forget()
         raise
-    _group += 1
-    atexit.register(_leave_at_exit)
 
 
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import time
@@ -12,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
 
-from mmrpc.errors import ConfigError, HandshakeError
+from mmrpc.errors import ConfigError, HandshakeError, MmrpcError
 from mmrpc.paths.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch._C._distributed_c10d import TCPStore
 
@@ -135,6 +137,8 @@ def host_store(endpoint: Endpoint, timeout_s: float, node: str | None) -> TCPSto
     try:
         _retry(partial(_resolve, endpoint), deadline_s)
     except OSError as error:
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(0, node) from error
         raise HandshakeError(
             f"rank 0 cannot find the master's host {endpoint.host!r}: {_reason(error)}"
             f" for {timeout_s:g} s",
@@ -147,6 +151,8 @@ def host_store(endpoint: Endpoint, timeout_s: float, node: str | None) -> TCPSto
         return _open(endpoint, deadline_s, is_master=True, multi_tenant=True)
     except (DistError, TimeoutError) as error:
         text = str(error)
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(0, node) from error
         if "failed to listen" in text:
             is_taken = "EADDRINUSE" in text
             why = ": another program does" if is_taken else f" ({text.partition(chr(10))[0]})"
@@ -157,7 +163,8 @@ def host_store(endpoint: Endpoint, timeout_s: float, node: str | None) -> TCPSto
                 hint="Choose another port for the master. Is another process rank 0 as well?",
             ) from error
         raise HandshakeError(
-            f"rank 0 does not reach itself at {endpoint.host}:{endpoint.port}",
+            f"rank 0 does not reach its store at {endpoint.host}:{endpoint.port}"
+            f" ({text.partition(chr(10))[0].rstrip('.')})",
             rank=0,
             node=node,
             hint="The master's address must be one of the host where rank 0 runs.",
@@ -181,13 +188,45 @@ def connect_store(endpoint: Endpoint, timeout_s: float, rank: int, node: str | N
         # torch would wait as well, and print a stack at every refusal.
         _retry(partial(_knock, endpoint, deadline_s), deadline_s)
     except OSError as error:
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(rank, node) from error
         why = f"{_reason(error)} for {timeout_s:g} s"
         raise _absent(endpoint, rank, node, why) from error
     try:
         return _open(endpoint, deadline_s, is_master=False)
     except (DistError, TimeoutError) as error:
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(rank, node) from error
         why = "what answers there is no store of torch's"
         raise _absent(endpoint, rank, node, why) from error
+
+
+def is_out_of_descriptors(error: Exception) -> bool:
+    """Whether it is that of which torch, or one of its libraries, speaks."""
+    return os.strerror(errno.EMFILE).lower() in str(error).lower()
+
+
+@contextlib.contextmanager
+def telling_of_descriptors(rank: int) -> Iterator[None]:
+    """Raises `out_of_descriptors` wherever in a rank's beginning there were none left."""
+    try:
+        yield
+    except MmrpcError:
+        raise
+    except (RuntimeError, OSError) as error:
+        if not is_out_of_descriptors(error):
+            raise
+        raise out_of_descriptors(rank) from error
+
+
+def out_of_descriptors(rank: int, node: str | None = None) -> HandshakeError:
+    """The error of a rank that may not open what it needs to."""
+    return HandshakeError(
+        f"rank {rank} has too many open files",
+        rank=rank,
+        node=node,
+        hint="Raise the limit of open files (ulimit -n).",
+    )
 
 
 def _open(endpoint: Endpoint, deadline_s: float, **how: bool) -> TCPStore:

@@ -17,7 +17,7 @@ from torch.distributed import DistError
 
 from mmrpc.errors import HandshakeError
 from mmrpc.paths.deadline import Deadline
-from mmrpc.rpc import faults, torchrpc
+from mmrpc.rpc import faults, rendezvous, torchrpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ def start_at(
     except TimeoutError as error:
         raise _lost(rank, f"no answer for {timeout_s:g} s") from error
     except RuntimeError as error:
-        if _tells_of_a_lost_worker(error):
+        if _tells_of_a_lost_worker(error) and not rendezvous.is_out_of_descriptors(error):
             raise _lost(rank, str(error).partition("\n")[0].rstrip(".")) from error
         raise
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -153,3 +154,19 @@ def stop_after_meeting() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     torch.distributed.rpc.init_rpc = stand_still
+
+
+class FewDescriptors:
+    """Leaves a process, when it is called there, so many descriptors and no more.
+
+    Args:
+        spare: How many.
+    """
+
+    def __init__(self, spare: int) -> None:
+        self.spare = spare
+
+    def __call__(self) -> None:
+        """Takes the others away."""
+        most = max(map(int, os.listdir("/proc/self/fd"))) + self.spare
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

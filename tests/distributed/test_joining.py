@@ -15,6 +15,7 @@ from mmrpc import errors
 from mmrpc.testing import free_port
 from tests.distributed.joining import (
     IN,
+    FewDescriptors,
     Joiner,
     as_rank,
     die_after_meeting,
@@ -195,3 +196,14 @@ def test_an_interrupt_ends_the_wait() -> None:
     finally:
         for joiner in joiners:
             joiner.close()
+
+
+@pytest.mark.parametrize("spare", [1, 3, 6, 9, 12, 15])
+def test_a_worker_with_too_few_descriptors_says_so(spare: int) -> None:
+    """Wherever it runs out of them; the other one does not wait for it for ever.
+
+    With fewer than a store needs, torch does not always tell what it lacked.
+    """
+    first, second = join(as_rank(0, 2, first=FewDescriptors(spare)), as_rank(1, 2), timeout_s=5)
+    assert first.cls is second.cls is errors.HandshakeError
+    assert "too many open files" in first.message.lower() or spare <= 6

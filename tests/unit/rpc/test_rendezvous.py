@@ -162,5 +162,5 @@ def test_a_group_without_a_config_meets_where_torch_would(monkeypatch):
 def test_a_master_that_is_not_this_host_is_told():
     """Who hosts the store and then does not reach it has the address of another."""
     # Nothing of this host answers at an address for documentation.
-    with pytest.raises(HandshakeError, match=r"does not reach itself at 192\.0\.2\.1:"):
+    with pytest.raises(HandshakeError, match=r"does not reach its store at 192\.0\.2\.1:"):
         host_store(Endpoint("192.0.2.1", free_port()), 1, "a")
