@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,14 @@ def _how(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def worker_failed(node: str, event: messages.Exited) -> LaunchError:
-    """The first worker that failed."""
+def worker_failed(node: str, event: messages.Exited, *, is_shown: bool = False) -> LaunchError:
+    """The first worker that failed.
+
+    Args:
+        node: Its node.
+        event: Its end.
+        is_shown: Whether its output was shown already: then its last words are enough.
+    """
     error = LaunchError(
         f"worker {event.worker} failed: {_how(event.exit_code)} after {event.after_s:.1f} s",
         node=node,
@@ -42,7 +49,8 @@ def worker_failed(node: str, event: messages.Exited) -> LaunchError:
         hint=_SIGNAL_HINTS.get(-event.exit_code),
     )
     if event.stderr_tail:
-        error.add_note(f"the end of {event.stderr_path}:\n" + _quote(event.stderr_tail))
+        told = _last_words(event.stderr_tail) if is_shown else event.stderr_tail
+        error.add_note(f"the end of {event.stderr_path}:\n" + _quote(told))
     else:
         error.add_note(f"{event.stderr_path} is empty")
     return error
@@ -59,6 +67,17 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "If nobody killed it, the kernel may have, for want of memory: see dmesg.",
     signal.SIGBUS: "A mapped file was truncated or could not be read, or /dev/shm is full.",
 }
+
+
+def _last_words(lines: list[str]) -> list[str]:
+    """The exception that a traceback ends with, all lines of it; else the last line."""
+    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    after = lines[starts[-1] + 1 :] if starts else []
+    words = list(itertools.dropwhile(lambda line: line.startswith(" "), after))
+    return words or lines[-1:]
+
+
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def _quote(lines: list[str]) -> str:

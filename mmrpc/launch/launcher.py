@@ -286,7 +286,8 @@ class Launcher:
         A worker that raises closes its connections before it has ended; who notices can be faster.
         """
         self._has_cause = True
-        error = causes.worker_failed(node, event)
+        is_shown = plan.is_shown(event.worker, self.run.cluster)
+        error = causes.worker_failed(node, event, is_shown=is_shown)
         if causes.is_consequence(event):
             try:
                 self._pump(lambda: self._exits.keys() >= self._workers.keys(), _LAST_BREATH_S)

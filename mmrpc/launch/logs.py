@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
-_TAIL_BYTES = 8192
+_TAIL_BYTES = 65536
 _HEADER = "\t"
+_AGENT_WARNING = re.compile(r"\[W\d+ \S+ tensorpipe_agent\.cpp:\d+\]")
 
 
 def run_name(name: str, now_s: float | None = None) -> str:
@@ -38,7 +39,11 @@ def remove(run_dir: str, node: str | None = None) -> None:
 
 
 def tail(path: str, lines: int = 20) -> list[str]:
-    """The last lines of a text file; none if it cannot be read."""
+    """The last lines of a log that tell something; none if it cannot be read.
+
+    What torch's RPC agent says of each peer that is gone comes after what the worker itself says,
+    a line for each call: it is left out, unless there is nothing else.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -46,7 +51,9 @@ def tail(path: str, lines: int = 20) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return text.splitlines()[-lines:]
+    all_lines = text.splitlines()
+    telling = [line for line in all_lines if not _AGENT_WARNING.match(line)]
+    return (telling or all_lines)[-lines:]
 
 
 def specs(directories: list[str], tee: list[bool], *, keep: bool) -> LogsSpecs:

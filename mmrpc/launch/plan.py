@@ -113,10 +113,15 @@ def plan_node(run: Run, node: str, python: str) -> list[WorkerPlan]:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         argv = target.parse(role.target).argv(python, [*role.args, *run.arguments])
-        shown = bool({"all", worker.name} & set(cluster.logs.tee))
+        shown = is_shown(worker.name, cluster)
         logs = os.path.join(directory, node, worker.name)
         plans.append(WorkerPlan(worker, tuple(argv), env, logs, shown))
     return plans
+
+
+def is_shown(worker: str, cluster: ClusterConfig) -> bool:
+    """Whether a worker's output is shown on the launcher's console."""
+    return not {"all", worker}.isdisjoint(cluster.logs.tee)
 
 
 def attempt_env(attempt: int, master_addr: str, master_port: int) -> dict[str, str]:

@@ -109,10 +109,13 @@ def test_a_worker_that_ends_well_ends_nobody_else(tmp_path: Path) -> None:
 
 
 def test_an_exception_is_shown_with_its_traceback(tmp_path: Path) -> None:
-    """The end of the log says what was raised."""
-    with launching(tmp_path, one_role("job:raises", 1)) as launch:
-        assert launch.code() == 1
-        assert launch.lines[-1] == "  | ValueError: the learning rate is negative"
+    """The end of the log says what was raised, and all of it is on the console once."""
+    for shown in ([], ["all"]):
+        config = one_role("job:raises", 1, logs={"dir": str(tmp_path / "logs"), "tee": shown})
+        with launching(tmp_path, config) as launch:
+            assert launch.code() == 1
+            assert launch.lines[-1] == "  | ValueError: the learning rate is negative"
+            assert launch.text.count("Traceback (most recent call last)") == 1
 
 
 def test_a_signal_is_128_and_its_number(tmp_path: Path) -> None:

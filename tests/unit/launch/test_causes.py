@@ -14,6 +14,8 @@ from mmrpc.errors import LaunchError
 from mmrpc.launch import causes, messages
 from mmrpc.launch.channel import Ended
 
+TRACEBACK = "Traceback (most recent call last):"
+
 
 def _cluster(via: str, **node: Any) -> ClusterConfig:
     return parse_config(
@@ -59,6 +61,22 @@ def test_a_worker_that_lost_another_fails_in_consequence(last: str, is_one: bool
     """Told by the error that its log ends with; what torch's threads add may stand behind."""
     tail = ["Traceback (most recent call last):", last, "[W1] RPC agent for w1 is shutting down"]
     assert causes.is_consequence(messages.Exited("w1", 1, 0.0, "/l", tail)) == is_one
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (["up", TRACEBACK, '  File "x"', "    f()", "E: one", "two"], 2),
+        ([TRACEBACK, "  a", "A: 1", "", "During ...:", "", TRACEBACK, "  b", "B: 2"], 1),
+        (["one", "two"], 1),
+        ([TRACEBACK, "  cut"], 1),
+    ],
+)
+def test_what_was_shown_is_not_shown_again(tail: list[str], words: int) -> None:
+    """Of a worker on the console the report repeats the exception alone, or the last line."""
+    error = causes.worker_failed("b", messages.Exited("w1", 1, 0.0, "/l", tail), is_shown=True)
+    quoted = [f"  | {line}" for line in tail[-words:]]
+    assert causes.screen(error).splitlines()[1:] == ["the end of /l:", *quoted]
 
 
 def test_a_silent_worker_is_said_to_be_silent() -> None:

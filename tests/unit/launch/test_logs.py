@@ -25,6 +25,16 @@ def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
     assert logs.tail(str(tmp_path / "nope")) == []
 
 
+def test_what_the_rpc_agent_says_of_lost_peers_buries_nothing(tmp_path: Path) -> None:
+    """It follows the worker's own last words, a line for each call; alone, it is shown."""
+    file = tmp_path / "log"
+    noise = "[W1130 09:46:01.865 tensorpipe_agent.cpp:723] RPC agent for ps0 encountered error"
+    file.write_text("ValueError: mine\n" + f"{noise}\n" * 100 + "[W1130 09:46 other.cpp:1] heard\n")
+    assert logs.tail(str(file)) == ["ValueError: mine", "[W1130 09:46 other.cpp:1] heard"]
+    file.write_text(f"{noise}\n" * 100)
+    assert logs.tail(str(file), 3) == [noise] * 3
+
+
 def test_a_run_is_removed_with_its_last_part(tmp_path: Path) -> None:
     """A node removes its own part; the directory goes with the last of them."""
     for node in "ab":
