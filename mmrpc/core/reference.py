@@ -25,7 +25,7 @@ from mmrpc.core.location import (
 )
 from mmrpc.core.nested import NestedLayout, nested_tensor_of
 from mmrpc.core.resolver import get_resolver
-from mmrpc.core.storage import MappedStorage, mapped_storage, storage_of, tensor_of
+from mmrpc.core.storage import MappedStorage, mapped_storage, tensor_of
 from mmrpc.errors import LayoutError, MmrpcError, NotSharedError
 
 if TYPE_CHECKING:
@@ -306,4 +306,4 @@ def _tensor_class() -> type[torch.Tensor]:
 torch.serialization.add_safe_globals([_load, _load_plain, _load_storage])
 
 
-__all__ = ["TensorRef", "is_mapped", "parse_mode", "reduce_tensor", "ref", "storage_of"]
+__all__ = ["TensorRef", "is_mapped", "parse_mode", "reduce_tensor", "ref"]

@@ -13,7 +13,7 @@ from mmrpc.core.layout import Layout, parse_size
 from mmrpc.core.location import Mode
 from mmrpc.core.mapping import FileMapping
 from mmrpc.core.nested import NestedLayout
-from mmrpc.core.storage import MappedStorage, mapped_storage
+from mmrpc.core.storage import MappedStorage, mapped_storage, storage_of
 from mmrpc.errors import LayoutError, MmrpcError
 
 if TYPE_CHECKING:
@@ -134,8 +134,6 @@ def _with_mapping(storage: torch.UntypedStorage, filename: Filename | None) -> t
     if path is None:
         return storage
     mapping = borrowed.borrow(storage, path)
-    from mmrpc.core.storage import storage_of
-
     return storage_of(mapping, mapping.start_bytes, mapping.nbytes)
 
 

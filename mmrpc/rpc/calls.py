@@ -48,8 +48,8 @@ def rpc_sync(
         RemoteError: If the function raised what cannot be rebuilt here; anything else that it
             raised is raised as it was.
     """
-    call, sent, unseal = _send(to, func, args, kwargs, timeout)
-    return unseal(_wait_for(sent.wait, call), call)
+    call, sent, read = _send(to, func, args, kwargs, timeout)
+    return read(_wait_for(sent.wait, call), call)
 
 
 def rpc_async(
@@ -71,12 +71,12 @@ def rpc_async(
     Returns:
         A future; its `wait` and `value` return and raise what `rpc_sync` does.
     """
-    call, sent, unseal = _send(to, func, args, kwargs, timeout)
+    call, sent, read = _send(to, func, args, kwargs, timeout)
     future = new_future()
     torchrpc.collect(future)
 
     def answer() -> Any:
-        return unseal(_wait_for(sent.value, call), call)
+        return read(_wait_for(sent.value, call), call)
 
     sent.add_done_callback(lambda _: future._complete(answer))
     return future

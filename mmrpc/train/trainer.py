@@ -254,12 +254,12 @@ class Trainer:
         self._outbox.remember_places()
 
     def _call(
-        self, method: str, *arguments: Any, wait_s: float = 0.0, timeout_s: float | None = None
+        self, method: str, *args: Any, wait_s: float = 0.0, timeout_s: float | None = None
     ) -> Any:
         return rpc.rpc_sync(
             self._server,
             registry.call,
-            (self._name, method, arguments, wait_s),
+            (self._name, method, args, wait_s),
             timeout=self._timeout_s if timeout_s is None else timeout_s,
         )
 
