@@ -64,7 +64,7 @@ class _Leader:
             self.arrived.add(name)
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.over, wait_s)
-            if _me() in _in_torchs_barrier() and not self.missing():
+            if torchrpc.own_name() in _in_torchs_barrier() and not self.missing():
                 self.over = True  # nobody leads here: torch's own shutdown is to have them all
             return self.verdict()
 
@@ -121,7 +121,7 @@ def gather(timeout_s: float | None) -> RpcError | None:
     Returns:
         None if all came; else the error that names who did not.
     """
-    me = _me()
+    me = torchrpc.own_name()
     leader = min(_worker_names())
     started_s = time.monotonic()
     deadline_s = None if timeout_s is None else started_s + timeout_s
@@ -237,10 +237,6 @@ def _in_torchs_barrier() -> set[str]:
     """Workers that wait in torch's own shutdown, if this is the leader, which is the same there."""
     waiting = getattr(torchrpc.rpc.api, "_all_gather_sequence_id_to_states", {})
     return {name for states in list(waiting.values()) for name in states.gathered_objects}
-
-
-def _me() -> str:
-    return str(torchrpc.rpc.get_worker_info().name)
 
 
 def _worker_names() -> set[str]:
