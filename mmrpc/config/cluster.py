@@ -114,7 +114,8 @@ class ClusterConfig(Model):
             nodes = [node for node, count in config.workers.items() for _ in range(count)]
             placed += [(role, index, node) for index, node in enumerate(nodes)]
         first = next((i for i, (_, _, node) in enumerate(placed) if node == self.master.node), 0)
-        placed.insert(0, placed.pop(first)) if placed else None
+        if placed:
+            placed.insert(0, placed.pop(first))
         local_ranks: dict[str, int] = {}
         workers = []
         for rank, (role, index, node) in enumerate(placed):

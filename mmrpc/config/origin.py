@@ -56,7 +56,3 @@ class Origin:
             if place is not None:
                 return place
         return Place(self.file) if self.file else None
-
-    def is_given(self, key: Key) -> bool:
-        """Whether that value, or part of it, was given rather than a default."""
-        return any(place[: len(key)] == key for place in self.places)

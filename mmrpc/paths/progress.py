@@ -52,8 +52,6 @@ def callback(
     path: str,
     total_bytes: int,
     report: Callable[[Report], object] | None,
-    *,
-    every_s: float = _EVERY_S,
 ) -> Callback:
     """Makes what fsspec calls during a transfer; short ones are not reported at all."""
     from fsspec.callbacks import Callback
@@ -65,7 +63,7 @@ def callback(
     def on_update(size: int | None, value: int, **_: object) -> None:
         nonlocal told
         now = time.monotonic()
-        if now - told >= every_s:
+        if now - told >= _EVERY_S:
             told = now
             tell(Report(mount, path, value, total_bytes, now - started))
 

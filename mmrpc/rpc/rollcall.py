@@ -74,7 +74,6 @@ class Roll:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.present = 0
         self._world_size = world_size
         self._hellos: dict[int, Hello] = {}
 
@@ -85,7 +84,6 @@ class Roll:
 
     def add(self, hello: Hello) -> Finding | None:
         """Takes one down, or says why it cannot be in the group with the others."""
-        self.present += 1
         rank = hello.rank
         if hello.world_size != self._world_size:
             return Finding(
@@ -192,9 +190,10 @@ def _take_part(
         if store.compare_set(f"{prefix}session", "", session) == session.encode():
             keys = f"{prefix}{session}/"
             finding = _call_the_roll(store, keys, hello, endpoint, timeout_s, deadline_s)
-            store.set(f"{prefix}session", _COMPLETE) if finding is None else store.delete_key(
-                f"{prefix}session"
-            )
+            if finding is None:
+                store.set(f"{prefix}session", _COMPLETE)
+            else:
+                store.delete_key(f"{prefix}session")
             _conclude(store, keys, finding)
             return finding
     _wait(store, f"{prefix}session", deadline_s)

@@ -205,9 +205,7 @@ def _open_whole(path: str, specs: Mapping[str, Spec]) -> Arena | None:
     """Opens a live file of this boot in which no step is under way; else None."""
     try:
         arena = Arena.open(path, mode="r+")
-    except PathNotFoundError:
-        return None
-    except LayoutError:
+    except (PathNotFoundError, LayoutError):
         return None
     if arena.table.metadata.get(_HOST) != host.host_id():
         return None  # what the page cache had may not have reached the disk
