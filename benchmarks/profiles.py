@@ -1,9 +1,9 @@
 """Where the time of the hottest operations goes: ``python -m benchmarks.profiles [NAME ...]``.
 
-py-spy samples the processes while an operation runs again and again;
-it needs root, or a kernel that lets it trace. Samples that wait, for a reply or for the GIL, are
-left out. A second table has the CPU time of each kind of thread, which the kernel counts: the
-threads of TensorPipe run no Python, so that py-spy does not see them.
+py-spy samples the processes while an operation runs again and again; it needs root, or a kernel
+that lets it trace. Samples that wait, for a reply or for the GIL, are left out. The last column
+has the CPU time of each kind of thread, which the kernel counts: the threads of TensorPipe run no
+Python, so that py-spy does not see them.
 """
 
 from __future__ import annotations
