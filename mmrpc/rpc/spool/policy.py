@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from mmrpc.core.system import libc
+from mmrpc.errors import ConfigError
 from mmrpc.rpc import torchrpc
 from mmrpc.rpc.spool import peers, received
 from mmrpc.rpc.spool.slots import Pool, Ticket
@@ -31,26 +32,39 @@ _pool: Pool | None = None
 _share_above_bytes: int | None = None
 
 
-def configure(share_above_bytes: int | None = None, quota_bytes: int | None = None) -> None:
+def configure(share_above_bytes: int | None = None) -> None:
     """Says from which size on tensors go through shared memory.
 
     Args:
         share_above_bytes: The size in bytes; 0 for never; None for what the environment says.
-        quota_bytes: Memory for the slots of this process; None for an eighth of the machine's.
+
+    Raises:
+        ConfigError: If the environment gives no number of bytes.
     """
     global _pool, _share_above_bytes
     close()
     if share_above_bytes is None:
-        share_above_bytes = int(os.environ.get(_VARIABLE, DEFAULT_SHARE_ABOVE_BYTES))
+        share_above_bytes = _wanted_bytes()
     if not share_above_bytes:
         return
-    if quota_bytes is None:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        quota_bytes = memory_bytes // _QUOTA_PART
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with _lock:
         _share_above_bytes = share_above_bytes
-        _pool = Pool(quota_bytes)
+        _pool = Pool(memory_bytes // _QUOTA_PART)
         peers.start()
+
+
+def _wanted_bytes() -> int:
+    text = os.environ.get(_VARIABLE)
+    if text is None:
+        return DEFAULT_SHARE_ABOVE_BYTES
+    if not text.isdecimal():
+        raise ConfigError(
+            f"{text!r} is not a number of bytes",
+            key=_VARIABLE,
+            hint="Give it without a unit; 0 turns it off.",
+        )
+    return int(text)
 
 
 def close() -> None:
