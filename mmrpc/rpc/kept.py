@@ -91,7 +91,10 @@ class KeepingResolver:
     def _start_timer(self, wait_s: float) -> None:
         self._timer = threading.Timer(wait_s, self._drop_old)
         self._timer.daemon = True
-        self._timer.start()
+        try:
+            self._timer.start()
+        except RuntimeError:  # no thread to be had: the next one that comes starts it
+            self._timer = None
 
     def _drop_old(self) -> None:
         dropped = []

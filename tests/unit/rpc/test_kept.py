@@ -104,3 +104,21 @@ def test_a_kept_mapping_is_given_only_while_its_name_has_the_file(tmp_path, chan
     with pytest.raises(expected):
         resolver.attach(location, first.mode, 16)
     resolver.close()
+
+
+def test_a_process_without_a_thread_to_spare_still_opens(tmp_path, monkeypatch) -> None:
+    """The call succeeds, and what comes when there are threads again is let go in time."""
+    x = MemoryMappedTensor.from_tensor(torch.arange(4.0), filename=tmp_path / "x")
+    reference = x.ref()
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolver = KeepingResolver(HostResolver())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        resolver.attach(reference.location, reference.mode, 16)
+    assert resolver._timer is None
+    resolver.attach(reference.location, reference.mode, 16)
+    assert resolver._timer is not None
+    resolver.close()
