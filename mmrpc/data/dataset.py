@@ -181,17 +181,9 @@ class MappedDataset(Views):
         self._is_plain = not order.steps and not transforms
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self._columns)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all rows of all columns, shown or not."""
         return sum(column.nbytes for column in self._columns.values())
-
-    def __len__(self) -> int:
-        return self._order.length
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int):

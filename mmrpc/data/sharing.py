@@ -17,7 +17,7 @@ from mmrpc.errors import LayoutError, PathError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mmrpc.data.dataset import MappedDataset
+    from mmrpc.data.views import Views
     from mmrpc.rpc import RRef
 
 
@@ -29,7 +29,7 @@ class SharedDataset:
         fallback: Whether a node that cannot open it gets the rows through RPC.
     """
 
-    def __init__(self, dataset: MappedDataset, *, fallback: bool) -> None:
+    def __init__(self, dataset: Views, *, fallback: bool) -> None:
         self.dataset = dataset
         self.fallback = fallback
 

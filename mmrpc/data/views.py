@@ -21,9 +21,20 @@ class Views(torch.utils.data.Dataset[Any]):
     _order: Order
     _transforms: tuple[Transform, ...]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return self._order.length
+
     def _with(
         self, columns: dict[str, torch.Tensor], order: Order, transforms: tuple[Transform, ...]
     ) -> Self:
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         raise NotImplementedError
 
     def _then(self, step: Step) -> Self:
