@@ -56,7 +56,7 @@ class _Leader:
         return Verdict(self.over, tuple(sorted(self.missing())), tuple(sorted(self.lost)))
 
     def missing(self) -> set[str]:
-        return _worker_names() - self.arrived - _in_torchs_barrier()
+        return _worker_names() - self.arrived - torchrpc.in_barrier()
 
     def arrive(self, name: str, wait_s: float) -> Verdict:
         """Notes that a worker came, and waits a while for the verdict."""
@@ -64,7 +64,7 @@ class _Leader:
             self.arrived.add(name)
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.over, wait_s)
-            if torchrpc.own_name() in _in_torchs_barrier() and not self.missing():
+            if torchrpc.own_name() in torchrpc.in_barrier() and not self.missing():
                 self.over = True  # nobody leads here: torch's own shutdown is to have them all
             return self.verdict()
 
@@ -231,12 +231,6 @@ def _heard(name: str) -> None:
 
 def _withdraw(name: str) -> None:
     _leader.withdraw(name)
-
-
-def _in_torchs_barrier() -> set[str]:
-    """Workers that wait in torch's own shutdown, if this is the leader, which is the same there."""
-    waiting = getattr(torchrpc.rpc.api, "_all_gather_sequence_id_to_states", {})
-    return {name for states in list(waiting.values()) for name in states.gathered_objects}
 
 
 def _worker_names() -> set[str]:

@@ -118,10 +118,7 @@ def _in_child() -> None:
     """
     if _store is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_store))
-    reset = getattr(torchrpc.rpc.api, "_reset_current_rpc_agent", None)
-    if torchrpc.is_initialized() and reset is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(torchrpc.agent()))
-        reset()
+    torchrpc.abandon_agent()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import ctypes
 import pickle
 from typing import Any, TypeAlias
 
@@ -31,7 +32,6 @@ autograd: Any = _autograd
 
 internal: Any = _internal
 """torch's own pickling of calls."""
-
 
 _MOST_NAMED = 20
 """How many workers an error names."""
@@ -178,6 +178,26 @@ def _may_have_context() -> bool:
     """Whether there is any context in this process; asking for one costs an exception if not."""
     tell = getattr(autograd, "_get_debug_info", None)
     return tell is None or bool(tell().get("num_autograd_contexts", True))
+
+
+def in_barrier() -> set[str]:
+    """Names of the workers in torch's own graceful shutdown, on the one that counts them.
+
+    That is the one whose name comes first; on the others it is nobody.
+    """
+    waiting = getattr(_api, "_all_gather_sequence_id_to_states", {})
+    return {name for states in list(waiting.values()) for name in states.gathered_objects}
+
+
+def abandon_agent() -> None:
+    """Makes torch forget the agent of this process, which stays in memory as it is.
+
+    For a child that was forked: the agent's end would wait for threads that are not there.
+    """
+    reset = getattr(_api, "_reset_current_rpc_agent", None)
+    if is_initialized() and reset is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent()))
+        reset()
 
 
 def pickler() -> Any:
