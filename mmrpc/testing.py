@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
+    from mmrpc.conformance import MountConformance
+
+__all__ = ["MountConformance", "WorkerFailedError", "free_port", "run_workers"]
+
 
 class WorkerFailedError(AssertionError):
     """A worker of `run_workers` raised, died, or did not end in time.

@@ -40,6 +40,9 @@ class MappedDataset(Views):
             URL, such as ``mount://data/train``, which each node looks up in its own mounts.
         mode: ``"r"``: writes to what is read stay in this process. ``"r+"``: they reach the files.
 
+    Attributes:
+        is_closed: Whether its writer was done when it was opened; if not, more rows may come.
+
     Raises:
         PathNotFoundError: If no dataset is there, or none that is complete.
         LayoutError: If its ``meta.json`` is malformed or its columns differ in length.

@@ -31,6 +31,7 @@ class ShardSampler(Sampler[int]):
 
     Attributes:
         epoch: Which epoch's order is next; set it before each, the same on all ranks.
+        rows: Rows of the dataset.
     """
 
     def __init__(
@@ -98,6 +99,9 @@ class ResumableLoader:
         drop_last: Whether all ranks get the same number of full batches, and the rest is left out.
         **options: For `torch.utils.data.DataLoader`: ``num_workers``, ``multiprocessing_context``,
             ``prefetch_factor``, ``pin_memory``, ...
+
+    Attributes:
+        sampler: Which rows come, and in which order.
     """
 
     def __init__(

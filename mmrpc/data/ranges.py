@@ -122,6 +122,9 @@ class RangeWriter:
         start: First row of the range.
         stop: Row behind the last one.
 
+    Attributes:
+        directory: Its absolute path.
+
     Raises:
         PathNotFoundError: If nothing is planned there.
         PathExistsError: If the range, or a part of it, is someone else's or done.

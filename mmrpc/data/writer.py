@@ -47,6 +47,9 @@ class DatasetWriter:
         append: Whether rows may be added to a dataset that is there.
         existsok: Whether a dataset that is there is replaced. Who mapped it keeps its rows.
 
+    Attributes:
+        directory: Its absolute path.
+
     Raises:
         PathExistsError: If a dataset is there, or another process is writing it.
         LayoutError: If it is there with other columns.

@@ -28,6 +28,9 @@ class RRef(Generic[T]):
     Args:
         value: The value; this worker is its owner.
         type_hint: The TorchScript interface of the value, for TorchScript functions only.
+
+    Attributes:
+        torch_rref: The one that it holds.
     """
 
     __slots__ = ("__weakref__", "_function", "torch_rref")

@@ -42,6 +42,11 @@ class Publisher:
         lease_ttl_s: Seconds that a follower on another host, which cannot be seen to be alive,
             holds a version without looking for a newer one.
 
+    Attributes:
+        module: The module.
+        directory: Its absolute path.
+        version: Number of the newest version; None before the first.
+
     Raises:
         ConfigError: If an argument cannot be.
         UnsupportedTensorError: If the module has tensors that cannot be mapped.

@@ -54,6 +54,10 @@ class ParameterServer:
         resume: Whether to go on from what is in the directory.
         name: Name under which trainers find it on this worker.
 
+    Attributes:
+        directory: Its absolute path.
+        name: See ``Args``.
+
     Raises:
         ConfigError: If an argument cannot be, or the arguments do not go together.
         PathExistsError: If `resume` is false and the directory has a state, or another server or

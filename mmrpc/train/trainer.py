@@ -51,6 +51,10 @@ class Trainer:
         timeout_s: Seconds to wait for a step, 0 for no limit; by default that of `init_rpc`.
         join_timeout_s: Seconds to wait for the server to be made; 0 if it is there already.
 
+    Attributes:
+        module: The module, whose parameters are the server's.
+        link: Which way parameters and gradients go, and why.
+
     Raises:
         ConfigError: If an argument cannot be.
         UnsupportedTensorError: If the module has tensors that cannot be mapped.
