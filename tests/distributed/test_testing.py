@@ -25,7 +25,11 @@ def describe(rank: int, word: str) -> Any:
 def fail_in_one(rank: int) -> None:
     if rank == 1:
         raise ValueError("worker one is wrong")
-    rpc.rpc_sync("worker1", threading.Event().wait, timeout=0)
+    rpc.rpc_sync("worker1", never_end, timeout=0)
+
+
+def never_end() -> None:
+    threading.Event().wait()
 
 
 def die_in_one(rank: int) -> str:
