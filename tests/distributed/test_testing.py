@@ -28,7 +28,7 @@ def fail_in_one(rank: int) -> None:
     rpc.rpc_sync("worker1", never_end, timeout=0)
 
 
-def never_end() -> None:
+def wait_for_ever() -> None:
     threading.Event().wait()
 
 
