@@ -16,7 +16,7 @@
     │   ├── OutsideMountsError       also PermissionError: the path is in no mount of the node
     │   ├── NoSpaceError             also OSError: the space could not be reserved
     │   └── MountTimeoutError        also TimeoutError: a file system did not answer
-    ├── HandshakeError               the nodes did not prove what the config asks for
+    ├── HandshakeError               workers are absent, or did not prove what the config asks for
     ├── RpcError                     a remote call
     │   ├── RpcTimeoutError          also TimeoutError
     │   ├── PeerLostError            also ConnectionError: the peer died or cannot be reached
@@ -266,7 +266,9 @@ class MountTimeoutError(PathError, TimeoutError):
 
 
 class HandshakeError(MmrpcError):
-    """The nodes did not prove what the config asks for; every rank raises the same one.
+    """Workers are absent, do not fit together, or did not prove what the config asks for.
+
+    Every rank that came raises the same one.
 
     Attributes:
         rank: Rank of the process that it is about, if it is about one.
