@@ -25,7 +25,7 @@ def describe(rank: int, word: str) -> Any:
 def fail_in_one(rank: int) -> None:
     if rank == 1:
         raise ValueError("worker one is wrong")
-    rpc.rpc_sync("worker1", never_end, timeout=0)
+    rpc.rpc_sync("worker1", wait_for_ever, timeout=0)
 
 
 def wait_for_ever() -> None:
