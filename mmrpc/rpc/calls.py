@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmrpc.core.reference import is_mapped
-from mmrpc.rpc import faults, torchrpc, wire
+from mmrpc.rpc import executor, faults, torchrpc, wire
 from mmrpc.rpc.faults import Call
 from mmrpc.rpc.futures import Future, new_future
 from mmrpc.rpc.reply import Reply, unseal
@@ -78,7 +78,8 @@ def rpc_async(
     def answer() -> Any:
         return read(_wait_for(sent.value, call), call)
 
-    sent.add_done_callback(lambda _: future._complete(answer))
+    # Not on torch's thread: callbacks may call, and wait for what only those threads can complete.
+    sent.add_done_callback(lambda _: executor.run_anyhow(future._complete, answer))
     return future
 
 

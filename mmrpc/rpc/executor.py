@@ -74,8 +74,8 @@ class CallThreads:
     def _start_thread(self) -> None:
         name = f"mmrpc-call-{next(self._numbers)}"
         thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)
 
     def _run(self) -> None:
         while self._run_next():
@@ -111,6 +111,14 @@ _threads = CallThreads()
 def run(fn: Callable[..., None], *args: Any) -> None:
     """Runs a function that must not raise, soon, on a thread of ours."""
     _threads.submit(fn, *args)
+
+
+def run_anyhow(fn: Callable[..., None], *args: Any) -> None:
+    """Like `run`, but at once on this thread if there is no other for it."""
+    try:
+        run(fn, *args)
+    except RuntimeError:  # the threads have ended, or the system gives no more
+        fn(*args)
 
 
 def restart() -> None:

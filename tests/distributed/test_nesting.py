@@ -39,3 +39,22 @@ def test_chains_deeper_than_the_thread_pool_end(threads: int) -> None:
     options = {"num_worker_threads": threads, "rpc_timeout": 60}
     found = run(drive, 2, options=options)[0]
     assert found == dict.fromkeys(("rpc_sync", "rpc_async", "remote"), [DEPTH] * CHAINS)
+
+
+def drive_callbacks(rank: int) -> list[int]:
+    if rank == 1:
+        return []
+    chains = [
+        rpc.rpc_async("worker1", descend, (0, "")).then(
+            lambda done: rpc.rpc_sync("worker1", descend, (2, "rpc_sync")) + done.value()
+        )
+        for _ in range(40)
+    ]
+    found: list[int] = rpc.wait_all(chains)
+    return found
+
+
+def test_callbacks_may_call() -> None:
+    """More of them at a time than torch has threads, which complete what they wait for."""
+    options = {"num_worker_threads": 2, "rpc_timeout": 60}
+    assert run(drive_callbacks, 2, options=options)[0] == [2] * 40
