@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmrpc.core import creation
@@ -68,7 +69,7 @@ def open(
     if offset:
         raise LayoutError("an offset is for raw files", hint="Pass dtype= and shape= too.")
     with open_source(path, mode or "r", copy_misaligned=copy_misaligned) as source:
-        found = _reader_for(source)(source)
+        found = _reader_for(source, key)(source)
     return found if key is None else _pick(found, key, path)
 
 
@@ -102,7 +103,7 @@ def local_copy(path: str) -> str:
     return get_resolver().local_copy(path) if creation.is_url(path) else path
 
 
-def _reader_for(source: Source) -> Callable[[Source], Any]:
+def _reader_for(source: Source, key: str | None) -> Callable[[Source], Any]:
     """The reader of a file's format, told by its first bytes; names can be anything."""
     from mmrpc.core.formats import npy, safetensors, torchzip
     from mmrpc.core.trees import table as arenatable
@@ -114,11 +115,11 @@ def _reader_for(source: Source) -> Callable[[Source], Any]:
     if head.startswith(npy.MAGIC) or suffix == ".npy":
         return npy.read
     if suffix == ".safetensors":
-        return safetensors.read
+        return partial(safetensors.read, only=key)
     if head.startswith(torchzip.MAGIC) or suffix in (".pt", ".pth", ".bin", ".ckpt"):
         return torchzip.read
     if safetensors.looks_like(source):  # Hugging Face's caches name files by their digest
-        return safetensors.read
+        return partial(safetensors.read, only=key)
     raise LayoutError(
         f"{source.path!r} has none of the known formats (.safetensors, .npy, torch's .pt)",
         hint="If it has elements and nothing else: mmrpc.open(path, dtype=..., shape=...).",

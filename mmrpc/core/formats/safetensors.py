@@ -61,8 +61,12 @@ def looks_like(source: Source) -> bool:
     return bool(fits) and source.read(_LENGTH_BYTES, 1, "the header") == b"{"
 
 
-def read(source: Source) -> dict[str, MemoryMappedTensor]:
-    """Maps every tensor of a safetensors file, by name, in the order of its header.
+def read(source: Source, only: str | None = None) -> dict[str, MemoryMappedTensor]:
+    """Maps the tensors of a safetensors file, by name, in the order of its header.
+
+    Args:
+        source: The file; all of its header is checked.
+        only: Name of the one tensor to map. All are mapped if it is None, or not there.
 
     Raises:
         LayoutError: If the header is malformed, or the tensors overlap or leave holes.
@@ -81,6 +85,7 @@ def read(source: Source) -> dict[str, MemoryMappedTensor]:
     return {
         name: source.tensor(layout.moved(data_start + layout.offset_bytes), f"tensor {name!r}")
         for name, layout in layouts.items()
+        if only not in layouts or name == only
     }
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import mmrpc
 from mmrpc import MemoryMappedTensor
 from mmrpc.core.formats.npy import _KINDS
 from mmrpc.core.formats.safetensors import _DTYPES
+from mmrpc.core.formats.source import Source
 from mmrpc.core.resolver import HostResolver, set_resolver
 from mmrpc.errors import (
     ConfigError,
@@ -340,3 +342,28 @@ class TestPaths:
         os.mkfifo(tmp_path / name)
         with pytest.raises(NotRegularFileError):
             mmrpc.open(tmp_path / name)
+
+
+def test_one_tensor_of_many_is_mapped_alone_and_the_header_is_checked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of thousands of tensors costs no more than the one that is wanted."""
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file(
+        {name: torch.full((2,), float(i)) for i, name in enumerate("abc")}, path
+    )
+    made: list[str] = []
+    tensor = Source.tensor
+
+    def noted(self: Source, layout: Any, what: str) -> Any:
+        made.append(what)
+        return tensor(self, layout, what)
+
+    monkeypatch.setattr(Source, "tensor", noted)
+    assert mmrpc.open(path, "b").tolist() == [1.0, 1.0]
+    assert made == ["tensor 'b'"]
+    with pytest.raises(LayoutError, match="it has a, b, c"):
+        mmrpc.open(path, "d")
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(LayoutError, match="4 bytes follow"):
+        mmrpc.open(path, "b")
