@@ -13,21 +13,14 @@ from torch import nn
 from mmrpc.train import ParameterServer, Trainer
 from tests.distributed.test_train import SERVER, adam, momentum
 from tests.distributed.workers import run
+from tests.unit.train.test_attach import Odd
 
 pytestmark = pytest.mark.timeout(180)
 STEPS = 3
 
 
-class Holder(nn.Module):
+class Holder(Odd):
     """A module whose loss is the sum of squares of what it is trained for."""
-
-    def __init__(self, **tensors: torch.Tensor) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
 
     def forward(self, _: torch.Tensor) -> torch.Tensor:
         trained = [p for p in self.parameters() if p.requires_grad]
